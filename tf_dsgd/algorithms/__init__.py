@@ -1,0 +1,1 @@
+"""One file per paper: the mathematics of each algorithm, as three rules."""

@@ -1,0 +1,133 @@
+"""Downpour SGD (Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, algorithm 1.1).
+
+    worker:  if step % n_fetch == 0:  w_local <- fetch()
+             g <- gradient(w_local);  accrued <- accrued + g;  w_local <- w_local - alpha g
+             step <- step + 1
+             if step % n_push == 0:   push(accrued);  accrued <- 0
+    server:  w <- optimizer(w, accrued)          (the paper's: Adagrad)
+
+n_push = `push_every`, n_fetch = `fetch_every`, alpha = the local rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_dsgd import algorithm
+from tf_dsgd.algorithm import Gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class AccrueGradient(algorithm.LocalRule):
+    """Accrues gradients; between fetches the local copy makes plain SGD steps.
+
+    `rate` is alpha: a number, None for the compiled optimizer's rate, 0 for no local step.
+    """
+
+    rate: float | None = None
+    push_every: int = 1
+    fetch_every: int = 1
+
+    def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
+        for i, gradient in enumerate(gradients):
+            _accrue(worker, i, gradient, single=self.push_every == 1)
+        # Nobody would see a step that the next fetch overwrites.
+        if self.rate != 0 and self.fetch_every > 1:
+            for i, gradient in enumerate(worker.local_gradients(gradients)):
+                alpha = worker.rate(i) if self.rate is None else self.rate
+                algorithm.add(worker.weights[i], algorithm.scaled(gradient, -alpha))
+
+    def message(self, worker: algorithm.Worker) -> list[Gradient]:
+        return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
+
+    def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
+        for weight, value in zip(worker.weights, values, strict=True):
+            algorithm.write(weight, value)
+
+    def unsent_rows(self, worker: algorithm.Worker, index: int) -> tf.Tensor | None:
+        return _sparse_cells(worker, index)[0].read_value() if self.rate != 0 else None
+
+
+def _accrue(worker: algorithm.Worker, i: int, gradient: Gradient, single: bool) -> None:
+    """accrued += g, or := g where every message holds one gradient."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        accrued = worker.cell("accrued", i)
+        put = accrued.assign if single else accrued.assign_add
+        put(gradient, read_value=False)
+        return
+    rows, values = _sparse_cells(worker, i)
+    new_rows, new_values = tf.cast(gradient.indices, tf.int64), gradient.values
+    if not single:
+        new_rows = tf.concat([rows.read_value(), new_rows], 0)
+        new_values = tf.concat([values.read_value(), new_values], 0)
+    rows.assign(new_rows, read_value=False)
+    values.assign(new_values, read_value=False)
+
+
+def _take(worker: algorithm.Worker, i: int, single: bool) -> Gradient:
+    """Reads what was accrued and, unless the next step overwrites it, empties it."""
+    if not worker.is_sparse(i):
+        accrued = worker.cell("accrued", i)
+        total = tf.identity(accrued.read_value())
+        if not single:
+            accrued.assign(tf.zeros_like(total), read_value=False)
+        return total
+    rows, values = _sparse_cells(worker, i)
+    shape = worker.weights[i].shape.as_list()
+    taken = tf.IndexedSlices(
+        tf.identity(values.read_value()), tf.identity(rows.read_value()), tf.constant(shape)
+    )
+    if single:
+        return taken  # as Keras made it
+    rows.assign(tf.zeros([0], tf.int64), read_value=False)
+    values.assign(tf.zeros([0, *shape[1:]], values.dtype), read_value=False)
+    # Each row once, so that the server squares the sum, as it does with a dense gradient.
+    return merged_rows(taken)
+
+
+def _sparse_cells(worker: algorithm.Worker, i: int) -> tuple[tf.Variable, tf.Variable]:
+    row = worker.weights[i].shape.as_list()[1:]
+    rows = worker.cell("accrued_rows", i, shape=[None], dtype=tf.int64)
+    return rows, worker.cell("accrued_values", i, shape=[None, *row])
+
+
+def merged_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same sum with every row named once."""
+    rows, place = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, place, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Periods(algorithm.ExchangeRule):
+    """Downpour's exchange: two periods, a warm start, and optionally bounded staleness."""
+
+    warm_start_steps: int = 0
+    max_staleness: int | None = None
+
+    def may_join(self, worker: int, steps: int) -> bool:
+        return worker == 0 or steps >= self.warm_start_steps
+
+    def may_start(self, clock: int, slowest: int) -> bool:
+        """Ho et al., NIPS 2013: at most `max_staleness` rounds ahead of the slowest worker."""
+        return self.max_staleness is None or clock - slowest <= self.max_staleness
+
+
+def inverse_staleness(staleness: tf.Tensor) -> tf.Tensor:
+    """1 / tau, and 1 where tau is 0 (Zhang et al., IJCAI 2016, eq. 6)."""
+    return 1.0 / tf.maximum(tf.cast(staleness, tf.float32), 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledOptimizer(algorithm.ServerRule):
+    """One update by the compiled Keras optimizer for every message, its step times f(tau)."""
+
+    scaling: Callable[[tf.Tensor], tf.Tensor] | None = None
+
+    def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
+        scale = 1.0 if self.scaling is None else self.scaling(message.staleness)
+        shard.optimize(message.tensors, scale)
+        return True

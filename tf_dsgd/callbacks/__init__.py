@@ -1,0 +1,5 @@
+"""Keras callbacks."""
+
+from tf_dsgd.callbacks.backup import BackupAndRestore
+
+__all__ = ["BackupAndRestore"]

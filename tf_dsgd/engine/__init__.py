@@ -1,0 +1,1 @@
+"""Engines: who runs the rules, where and in which order. None of them knows an algorithm."""

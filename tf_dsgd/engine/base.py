@@ -1,0 +1,139 @@
+"""What engines share: handing batches out, and bringing all workers to rest."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.shard import SEQUENCE
+from tf_dsgd.engine.state import Store
+
+# Batches waiting for workers take at most this much memory, if there are more than one a worker.
+_WAITING_BYTES = 256 << 20
+
+
+@dataclasses.dataclass
+class WorkerState:
+    """Where one worker stands, as the host sees it."""
+
+    index: int
+    step: int = 0
+    """Mini-batches done since the last drain."""
+    clock: int = 0
+    """Messages sent since the last drain."""
+    unsent: int = 0
+    """Mini-batches whose gradients were not sent yet."""
+    fetch_next: bool = True
+    pushed_at: int = -1
+    """Shard version right after the last push."""
+
+    def reset(self) -> None:
+        """At a drain: periods start anew, and the next round begins with a fetch."""
+        self.step = self.clock = self.unsent = 0
+        self.fetch_next = True
+        self.pushed_at = -1
+
+
+class Engine(abc.ABC):
+    """Runs programs: `grant` batches to it one by one, `settle` before looking at the model."""
+
+    def __init__(self, worker_devices: list[str], exchange: ExchangeRule):
+        self.store = Store(worker_devices)
+        self.exchange = exchange
+        self.workers = [WorkerState(m) for m in range(len(worker_devices))]
+        self.handed_out = 0
+        """Mini-batches given to workers since training began; warm start counts them."""
+        self._program: Program | None = None
+        self._stream: Any = None
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.workers)
+
+    def sequences(self) -> Any:
+        """Messages numbered so far, per worker."""
+        if self._program is None:
+            return [0] * self.num_workers
+        return [int(copy[SEQUENCE]) for copy in self._program.clock.copies]
+
+    def restore_sequences(self, sequences: Sequence[int]) -> None:
+        """Makes workers number their next messages from a checkpoint on."""
+        self._first_sequences = [int(n) for n in sequences]
+        if self._program is not None:
+            for copy, number in zip(self._program.clock.copies, sequences, strict=True):
+                copy.assign(tf.tensor_scatter_nd_update(copy, [[SEQUENCE]], [number]))
+
+    @abc.abstractmethod
+    def prepare(self, program: Program) -> None:
+        """Traces what this engine will call; on the thread, and in the context, of the step."""
+
+    @abc.abstractmethod
+    def grant(self, program: Program, stream: Any) -> None:
+        """Lets the workers take one more batch; may wait for room. Raises workers' errors."""
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """Waits until every batch handed out is done and every message is in the shard."""
+
+    def _switch(self, program: Program, stream: Any) -> None:
+        if program is not self._program or stream is not self._stream:
+            self.settle()
+            self._program, self._stream = program, stream
+
+    def _round_steps(self, worker: WorkerState, available: int, flushing: bool) -> int:
+        """How many batches a worker takes now; 0 if it should wait for more."""
+        steps = self.exchange.steps_to_event(worker.step)
+        if available >= steps:
+            return steps
+        enough = available and (flushing or available >= self._portion(steps))
+        return available if enough else 0
+
+    def _portion(self, steps: int) -> int:
+        """Batches to begin with where a whole round of them would take too much memory."""
+        size = self._stream.batch_bytes
+        if not size:
+            return steps
+        return max(1, min(steps, _WAITING_BYTES // size // (2 * self.num_workers)))
+
+    def _room(self) -> int:
+        """Batches that may wait for workers at a time."""
+        longest = min(self.exchange.push_every, self.exchange.fetch_every)
+        return 2 * self.num_workers * self._portion(longest)
+
+    def _slowest(self) -> int:
+        clocks = [w.clock for w in self.workers if self._joined(w)]
+        return min(clocks) if clocks else 0
+
+    def _joined(self, worker: WorkerState) -> bool:
+        return self.exchange.may_join(worker.index, self.handed_out)
+
+    def _may_begin(self, worker: WorkerState) -> bool:
+        return self._joined(worker) and self.exchange.may_start(worker.clock, self._slowest())
+
+    def _taken(self, worker: WorkerState, steps: int) -> None:
+        self.handed_out += steps
+        worker.step += steps
+        worker.unsent += steps
+
+    def _reset(self) -> None:
+        for worker in self.workers:
+            worker.reset()
+
+    def _discard(self, failed: int | None) -> None:
+        """After an error: sends what is whole, has the failed worker's message refused."""
+        for worker in self.workers:
+            if worker.unsent:
+                self._program.push[worker.index](tf.constant(worker.index != failed))
+        self._stream = None
+        self._reset()
+
+
+def steps_tensor(steps: int) -> tf.Tensor:
+    """A count as the traced functions take it."""
+    return tf.constant(steps, tf.int32)

@@ -1,0 +1,60 @@
+"""Which rows of an embedding changed since a worker last fetched it.
+
+Fetching a table of a million rows to refresh the hundred that others touched would be most of the
+work. The shard keeps a log of the rows of every update and each worker's place in it; a fetch takes
+the rows from there on. When the log has grown to as many rows as the table, it is emptied and every
+worker fetches the whole table once.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tf_dsgd import _tf
+
+_WHOLE_TABLE = -1
+
+
+class RowLog:
+    """The log of one table."""
+
+    def __init__(self, table: tf.Variable, num_workers: int, device: str | None):
+        self._table = table
+        self._rows = _tf.make_variable(
+            tf.zeros([0], tf.int64), device=device, shape=[None], name="changed_rows"
+        )
+        self._place = _tf.make_variable(
+            tf.fill([num_workers], tf.constant(_WHOLE_TABLE, tf.int64)), device=device, name="place"
+        )
+
+    def note(self, rows: tf.Tensor) -> None:
+        """Adds the rows of one update."""
+        log = tf.concat([self._rows.read_value(), tf.cast(rows, tf.int64)], 0)
+        places = self._place.read_value()
+        following = tf.boolean_mask(places, places >= 0)
+        seen_by_all = tf.cond(
+            tf.size(following) > 0,
+            lambda: tf.reduce_min(following),
+            lambda: tf.size(log, tf.int64),
+        )
+        log = log[seen_by_all:]
+        places = tf.where(places >= 0, places - seen_by_all, places)
+        full = tf.size(log) >= self._table.shape[0]
+        self._rows.assign(tf.cond(full, lambda: log[:0], lambda: log), read_value=False)
+        whole = tf.fill(tf.shape(places), tf.constant(_WHOLE_TABLE, tf.int64))
+        self._place.assign(tf.where(full, whole, places), read_value=False)
+
+    def changed(self, worker: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(rows changed since `worker` last asked, whether it needs the whole table)."""
+        place = tf.gather(self._place.read_value(), worker)
+        log = self._rows.read_value()
+        rows = log[tf.maximum(place, 0) :]
+        self._place.scatter_update(
+            tf.IndexedSlices(tf.size(log, tf.int64)[None], worker[None])
+        )
+        return tf.unique(rows)[0], place < 0
+
+    def forget(self) -> None:
+        """Every worker fetches the whole table next; for writes that the log did not see."""
+        self._place.assign(tf.fill(self._place.shape, tf.constant(_WHOLE_TABLE, tf.int64)))
+        self._rows.assign(tf.zeros([0], tf.int64))

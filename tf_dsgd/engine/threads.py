@@ -1,0 +1,213 @@
+"""Workers as threads of this process, on its devices; the shard is the same memory.
+
+A worker's round is two calls: `work`, on copies of its own, and, under the shard's lock, a push
+together with the next fetch. Threads exist while there is work: a drain ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
+from tf_dsgd.engine.program import Program
+
+# A worker thread without work for this long ends; the next batch starts it again.
+_IDLE_SECONDS = 30.0
+# How often a waiting main thread looks whether the workers are still alive.
+_LOOK_SECONDS = 1.0
+
+
+class ThreadsEngine(Engine):
+    """Asynchronous workers on one machine."""
+
+    def __init__(self, worker_devices: list[str], exchange: ExchangeRule):
+        super().__init__(worker_devices, exchange)
+        self._lock = threading.Lock()  # the shard's
+        self._changed = threading.Condition()  # guards all that follows, and the worker states
+        self._available = 0
+        self._busy = 0
+        self._blocked = 0
+        self._flushing = False
+        self._error: tuple[int, BaseException] | None = None
+        self._threads: dict[int, threading.Thread] = {}
+
+    def prepare(self, program: Program) -> None:
+        _ = program.push, program.exchange, program.fetch, program.flush
+
+    def grant(self, program: Program, stream: Any) -> None:
+        self._switch(program, stream)
+        with self._changed:
+            self._available += 1
+            self._start_threads()
+            self._changed.notify_all()
+            room = self._room()
+            while self._available > room and self._error is None:
+                self._changed.wait(_LOOK_SECONDS)
+                self._start_threads()
+            self._raise_error()
+
+    def settle(self) -> None:
+        if self._program is None:
+            return
+        if threading.current_thread() in self._threads.values():
+            raise RuntimeError(
+                "A worker's step read a variable of the model from Python, which would wait for "
+                "itself. Read it in a callback instead."
+            )
+        with self._changed:
+            self._flushing = True
+            try:
+                while self._error is None and (self._threads or self._unfinished()):
+                    self._start_threads()
+                    self._changed.notify_all()
+                    self._changed.wait(_LOOK_SECONDS)
+            finally:
+                self._flushing = False
+            self._raise_error()
+            if self._program.flush is not None and any(w.clock for w in self.workers):
+                self._program.flush()
+            self._reset()
+
+    def _unfinished(self) -> bool:
+        return bool(self._available or any(w.unsent for w in self.workers))
+
+    def _raise_error(self) -> None:
+        """Raises what a worker raised, once, when all of them have stopped."""
+        if self._error is None:
+            return
+        while self._threads:
+            self._changed.notify_all()
+            self._changed.wait(_LOOK_SECONDS)
+        (failed, error), self._error = self._error, None
+        self._available = 0
+        self._discard(failed)
+        raise error
+
+    def _start_threads(self) -> None:
+        if not self._unfinished():
+            return
+        for worker in self.workers:
+            if worker.index in self._threads or not self._joined(worker):
+                continue
+            thread = threading.Thread(
+                target=self._run, args=(worker,), name=f"tf_dsgd worker {worker.index}", daemon=True
+            )
+            self._threads[worker.index] = thread
+            thread.start()
+
+    # -- a worker's thread ------------------------------------------------------------------
+
+    def _run(self, worker: WorkerState) -> None:
+        try:
+            with tf.device(self.store.worker_devices[worker.index]):
+                self._rounds(worker)
+        except BaseException as error:  # handed to the main thread, which raises it
+            error.add_note(f"Raised on worker {worker.index}.")
+            with self._changed:
+                self._busy = 0
+                self._error = self._error or (worker.index, error)
+        finally:
+            with self._changed:
+                self._threads.pop(worker.index, None)
+                self._changed.notify_all()
+
+    def _rounds(self, worker: WorkerState) -> None:
+        program, stream = self._program, self._stream
+        work = program.work[worker.index]
+        while True:
+            steps = self._begin(worker)
+            while steps:
+                if worker.fetch_next:
+                    self._fetch(worker, program)
+                work(steps_tensor(steps), stream.queue)
+                done = worker.step
+                worker.fetch_next = self.exchange.fetch_due(done)
+                with self._changed:
+                    steps = self._take(worker)
+                if self.exchange.push_due(done):
+                    self._push(worker, program, steps)
+            with self._changed:
+                self._busy -= 1
+                self._changed.notify_all()
+            if not self._wait(worker, program):
+                return
+
+    def _begin(self, worker: WorkerState) -> int:
+        with self._changed:
+            steps = self._take(worker)
+            self._busy += 1
+            return steps
+
+    def _take(self, worker: WorkerState) -> int:
+        """Takes a round's batches if there are enough and the rules let the worker begin."""
+        if self._error is not None or not self._may_begin(worker):
+            return 0
+        steps = self._round_steps(worker, self._available, self._flushing)
+        self._available -= steps
+        self._taken(worker, steps)
+        if steps:
+            self._changed.notify_all()
+        return steps
+
+    def _wait(self, worker: WorkerState, program: Program) -> bool:
+        """Waits for work; at a drain sends what is left. False when the thread is to end."""
+        with self._changed:
+            while self._error is None:
+                if self._may_begin(worker) and self._round_steps(
+                    worker, self._available, self._flushing
+                ):
+                    return True
+                if self._flushing and not self._available:
+                    break
+                if not self._changed.wait(_IDLE_SECONDS) and not worker.unsent:
+                    return False
+            if self._error is not None:
+                return False
+        if worker.unsent:
+            self._push(worker, program, 0)
+        return False
+
+    def _push(self, worker: WorkerState, program: Program, following: int) -> None:
+        """Sends; fetches in the same call if the next round has begun and wants that."""
+        m = worker.index
+        waits = self.exchange.waits_for_version
+        with self._lock:
+            if waits:
+                worker.pushed_at = int(program.shard.version)
+            if following and worker.fetch_next and not waits:
+                program.exchange[m]()
+                worker.fetch_next = False
+            else:
+                program.push[m](tf.constant(True))
+        with self._changed:
+            worker.clock += 1
+            worker.unsent = following
+            self._changed.notify_all()
+
+    def _fetch(self, worker: WorkerState, program: Program) -> None:
+        if self.exchange.waits_for_version and worker.pushed_at >= 0:
+            self._wait_for_version(worker, program)
+        with self._lock:
+            program.fetch[worker.index]()
+        worker.fetch_next = False
+
+    def _wait_for_version(self, worker: WorkerState, program: Program) -> None:
+        with self._changed:
+            self._blocked += 1
+            try:
+                while self._error is None and not self.exchange.may_fetch(
+                    worker.pushed_at, int(program.shard.version)
+                ):
+                    if self._flushing and self._blocked == self._busy and not self._available:
+                        # Nobody else will send: make do with what was collected.
+                        if program.flush is not None:
+                            program.flush()
+                        self._changed.notify_all()
+                        return
+                    self._changed.wait(_LOOK_SECONDS)
+            finally:
+                self._blocked -= 1

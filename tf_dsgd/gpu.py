@@ -1,0 +1,73 @@
+"""Keeps TensorFlow from taking all of a GPU's memory."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from absl import logging
+
+from tf_dsgd import _tf
+
+_configured = False
+
+
+def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
+    """Lets TensorFlow take GPU memory as it needs it, or up to a limit.
+
+    By default TensorFlow takes nearly all memory of every GPU when it opens it, so that a second
+    process on that GPU fails. Every `tf_dsgd` strategy calls this with its defaults when it is made
+    unless you have called it before. Without a GPU it does nothing.
+
+    Args:
+        growth: take memory as needed (True) or all at once (False).
+        limit_mb: the most this process may take of each GPU, in MiB, at least 1; None for no limit.
+            With a limit that much is set aside at once, and `growth` does not apply.
+
+    Raises:
+        RuntimeError: if devices are open already; it says what to do.
+        ValueError: if `limit_mb` is not a positive integer, or `growth` not a bool.
+
+    Example:
+
+    >>> tf_dsgd.gpu.configure_memory(growth=True)
+    """
+    global _configured
+    if not isinstance(growth, bool):
+        raise ValueError(f"growth must be True or False. Received: {growth!r}.")
+    if limit_mb is not None and (
+        isinstance(limit_mb, bool) or not isinstance(limit_mb, int) or limit_mb < 1
+    ):
+        raise ValueError(
+            f"limit_mb must be a number of MiB of at least 1, or None. Received: {limit_mb!r}."
+        )
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus and _tf.devices_initialised():
+        raise RuntimeError(
+            "GPU memory cannot be configured any more: TensorFlow has opened its devices, which it "
+            "does at the first operation. Call tf_dsgd.gpu.configure_memory() right after the "
+            "imports, or set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment."
+        )
+    for device in gpus:
+        if limit_mb is not None:
+            tf.config.set_logical_device_configuration(
+                device, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
+            )
+        else:
+            tf.config.experimental.set_memory_growth(device, growth)
+    _configured = True
+
+
+def configure_by_default() -> None:
+    """What every strategy does when it is made: growth, unless the user has decided."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if _configured or not gpus:
+        return
+    if _tf.devices_initialised():
+        if not all(tf.config.experimental.get_memory_growth(g) for g in gpus):
+            logging.warning(
+                "tf_dsgd: TensorFlow opened its GPUs before the strategy was made, so memory growth "
+                "could not be switched on. Make the strategy first, or call "
+                "tf_dsgd.gpu.configure_memory() right after the imports."
+            )
+        return
+    if not any(tf.config.get_logical_device_configuration(g) for g in gpus):
+        configure_memory()

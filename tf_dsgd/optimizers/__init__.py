@@ -1,0 +1,1 @@
+"""Keras optimizers for delayed gradients; none in this version."""

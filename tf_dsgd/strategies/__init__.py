@@ -1,0 +1,1 @@
+"""The `tf.distribute` side: strategies, their variables, and how `fit` reaches the workers."""

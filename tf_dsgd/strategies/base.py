@@ -1,0 +1,478 @@
+"""How `fit` reaches the workers: a `tf.distribute.Strategy` over an engine.
+
+Keras asks a strategy for four things, and that is all the way there is into `fit`:
+
+1. `experimental_distribute_dataset`: we give tokens in place of batches (`dataset.py`);
+2. `run(train_step, (token,))`, while Keras traces its own step: we trace `train_step` for a worker
+   and the optimizer for the shard, and leave Keras a step that only counts and shows the latest
+   logs (`step.py`, `capture.py`, `engine/program.py`);
+3. variables, created in the scope: ours (`variable.py`);
+4. `extended.update`, by which an optimizer changes a variable: it does so on the shard.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.cluster import Cluster, resolve
+from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.shard import Ledger, Shard, Staleness
+from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenIterator, make_pull
+from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable
+
+
+class _Context(tf.distribute.ReplicaContext):
+    """What runs is one worker's step, or the shard's update: there is nobody to reduce with."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        del reduce_op, options
+        return value
+
+
+class _Extended(_tf.StrategyExtended):
+    """The part of a strategy that TensorFlow and Keras call."""
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs.pop("colocate_with", None)
+        strategy = self._container_strategy()
+        with tf.device(strategy.shard_device):
+            primary = next_creator(**kwargs)
+        return strategy.adopt(primary)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, ReplicaVariable):
+            raise ValueError(
+                f"The variable {colocate_with_variable.name!r} was created outside "
+                "`strategy.scope()`. Create the model inside the scope."
+            )
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with _Context(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, ReplicaVariable):
+            raise ValueError(
+                f"The variable {var.name!r} was created outside `strategy.scope()`, and its "
+                "optimizer inside. Create both inside the scope."
+            )
+        result = fn(var, *args, **kwargs)
+        return result if group else (result,)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return value
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return value
+
+    def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
+        return [value for value, _ in pairs]
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        return value
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _get_local_replica_id(self, replica_id: int) -> int:
+        return replica_id
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return replica_id
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        # Each worker's mini-batch is a step of its own: Keras must not divide the loss.
+        return 1
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return tuple(self._container_strategy().engine.store.worker_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        return (self._container_strategy().shard_device,)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        return self.parameter_devices
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def value_container(self, value: Any) -> Any:
+        return value
+
+    def read_var(self, variable: Any) -> tf.Tensor:
+        return variable.read_value()
+
+    def _in_multi_worker_mode(self) -> bool:
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
+
+
+class DistributedStrategy(tf.distribute.Strategy):
+    """Trains a Keras model by the three rules of an algorithm.
+
+    Subclass it to make a strategy of an algorithm: pass the rules to `__init__`.
+
+    Args:
+        cluster: where workers and shards are; see `tf_dsgd.LocalCluster`.
+        algorithm: the rules.
+    """
+
+    def __init__(self, cluster: Any, algorithm: Algorithm):
+        cluster = resolve(cluster)
+        self.cluster: Cluster = cluster
+        self.algorithm = algorithm
+        cluster.configure()
+        super().__init__(_Extended(self))
+        self.shard_device = cluster.shard_device()
+        self.engine = cluster.make_engine(algorithm.exchange)
+        self._optimizers = Optimizers()
+        self._steps = ReplicaVariable(
+            self,
+            _tf.make_variable(tf.zeros([], tf.int64), device=self.shard_device, name="steps"),
+            Kind.CONTROL,
+        )
+        self.shard = Shard(self.engine.num_workers, self.shard_device, self._steps.primary)
+        self._programs: weakref.WeakSet[_FitProgram] = weakref.WeakSet()
+        self._eager_programs: dict[Any, _FitProgram] = {}
+        self._pulls: dict[Any, Any] = {}
+        self._unresolved: weakref.WeakSet[TokenIterator] = weakref.WeakSet()
+
+    # -- what users read --------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self.engine.num_workers
+
+    @property
+    def steps(self) -> int:
+        """Mini-batches whose gradients or updates were applied, over all workers.
+
+        Counted by the shard, at the moment of reading; training is not waited for.
+        """
+        return int(self._steps.primary)
+
+    @property
+    def updates(self) -> int:
+        """Updates made to the weights: the shard's version."""
+        return int(self.shard.version)
+
+    def staleness(self) -> Staleness:
+        """Staleness of all messages so far, in updates.
+
+        The staleness of a message is the number of updates applied between the fetch before its
+        *first* gradient and its arrival.
+
+        Returns:
+            `Staleness` with `count`, `mean`, `p50`, `p99` and `max`.
+        """
+        return self.shard.staleness()
+
+    def ledger(self) -> Ledger:
+        """Where every message went, in all and per worker, as the shard counted it.
+
+        Returns:
+            `Ledger`; after `fit`, `sent == applied + refused` and `in_flight == 0`.
+        """
+        return self.shard.ledger(np.asarray(self.engine.sequences()))
+
+    def settle(self) -> None:
+        """Waits until every batch handed out is trained on and every message is applied.
+
+        Reading a weight does this by itself.
+        """
+        self._resolve()
+        self.engine.settle()
+
+    # -- what TensorFlow and Keras call -----------------------------------------------------
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """Gives a dataset of tokens, one for each mini-batch of `dataset`.
+
+        Args:
+            dataset: a `tf.data.Dataset` whose elements are mini-batches. Each goes, whole, to one
+                worker.
+            options: not used.
+
+        Returns:
+            An iterable of tokens for `strategy.run`.
+        """
+        del options
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                f"Expected a tf.data.Dataset of mini-batches. Received: {type(dataset).__name__}. "
+                "Build one, for example by tf.data.Dataset.from_generator."
+            )
+        spec = dataset.element_spec
+        key = (str(spec), type(spec))
+        if key not in self._pulls:
+            self._pulls[key] = make_pull(spec)
+        return TokenDataset(self, dataset, self._pulls[key])
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """As `experimental_distribute_dataset`, of the dataset that `dataset_fn(context)` makes."""
+        return self.experimental_distribute_dataset(
+            dataset_fn(tf.distribute.InputContext()), options
+        )
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        """Reduces what `run` gave. Of a token: a sample batch's types, for the symbolic build."""
+        if isinstance(value, Token):
+            return tf.nest.map_structure(_sample, value.element_spec)
+        return super().reduce(reduce_op, value, axis)
+
+    def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        """Runs a step.
+
+        A step that is given a token of `experimental_distribute_dataset` and applies gradients is
+        trained by the workers; what `run` then returns are the *latest* outputs of a worker.
+        Every other step runs here, at once, on the settled model.
+        """
+        tokens = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, Token)]
+        if not tokens:
+            return super().run(fn, args, kwargs, options)
+        if len(tokens) > 1:
+            raise ValueError(
+                f"strategy.run takes one batch of a distributed dataset. Received: {len(tokens)}. "
+                "Zip the datasets with tf.data.Dataset.zip."
+            )
+        self._check(fn)
+        token = tokens[0]
+
+        def with_batch(batch: Any) -> tuple[Any, Any]:
+            return tf.nest.map_structure(
+                lambda x: batch if isinstance(x, Token) else x, (args, kwargs)
+            )
+
+        if is_distributed(fn):
+            program = self._program(fn, token, with_batch)
+            if program is not None:
+                return program.step_of_chief()
+        if tf.executing_eagerly():
+            batch = next(token.iterator)
+        else:
+            batch = token.iterator.get_next()
+        new_args, new_kwargs = with_batch(batch)
+        return super().run(fn, new_args, new_kwargs, options)
+
+    def _check(self, fn: Any) -> None:
+        model = getattr(fn, "__self__", None)
+        if not isinstance(model, keras.Model):
+            return
+        if model.run_eagerly:
+            raise ValueError(
+                "run_eagerly=True is not possible under a tf_dsgd strategy: workers run traced "
+                "steps. To debug, compile the model outside the scope, or use tf.print."
+            )
+        if model.jit_compile:
+            raise ValueError(
+                "jit_compile=True is not possible under a tf_dsgd strategy: the step that Keras "
+                "would compile only hands out batches, and XLA compiles no input pipeline. Compile "
+                "the model with jit_compile=False (or leave it at 'auto')."
+            )
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and optimizer not in self._optimizers:
+            raise ValueError(
+                f"The optimizer {optimizer.name!r} was created outside this strategy's scope. "
+                "Create it, and compile the model, inside `with strategy.scope():`."
+            )
+
+    def _program(self, fn: Any, token: Token, with_batch: Any) -> _FitProgram | None:
+        key = (fn, str(token.element_spec))
+        if tf.executing_eagerly() and key in self._eager_programs:
+            return self._eager_programs[key]
+        for optimizer in self._optimizers:
+            _tf.follow_steps(optimizer, self._steps)
+        run = super().run
+
+        def call(batch: Any) -> Any:
+            args, kwargs = with_batch(batch)
+            return run(fn, args, kwargs)
+
+        model = fn.__self__ if is_train_step(fn) else None
+        step = TracedStep(
+            run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model
+        )
+        if not step.weights:
+            return None
+        with tf.init_scope():
+            self.engine.settle()  # not `self.settle`: this very token's step is not run yet
+        program = Program(step, self.algorithm, self.engine.store, self.shard, self.shard_device)
+        self.engine.prepare(program)
+        fit_program = _FitProgram(program, step, fn)
+        self._programs.add(fit_program)
+        if tf.executing_eagerly():
+            self._eager_programs[key] = fit_program
+        else:
+            # The graph of the caller's function uses the program's variables: as long as it lives.
+            graph = tf.compat.v1.get_default_graph()
+            graph.add_to_collection("tf_dsgd", fit_program)
+        return fit_program
+
+    # -- handing out batches ----------------------------------------------------------------
+
+    def next_token(self, iterator: TokenIterator) -> bool:
+        """Hands out what was seen to be trained; False at the end of training data."""
+        dataset = iterator.dataset
+        self._resolve()
+        if dataset.program is not None:
+            return self._hand_out(iterator, dataset.program)
+        if iterator.program is not None and iterator.stream.at_end():
+            return False
+        if not iterator.opened:
+            # Whoever opens a new dataset, to train or to evaluate, expects a settled model.
+            iterator.opened = True
+            self.engine.settle()
+        for program in self._programs:
+            program.mark()
+        iterator.pending = True
+        self._unresolved.add(iterator)
+        return True
+
+    def _resolve(self) -> None:
+        """Hands out batches whose tokens were used in a training step."""
+        for iterator in list(self._unresolved):
+            self._unresolved.discard(iterator)
+            if not iterator.pending:
+                continue
+            iterator.pending = False
+            used = [p for p in self._programs if p.was_run()]
+            if used:
+                iterator.program = used[0]
+                if used[0].of_keras:
+                    # Nobody but `fit` has this dataset: from now on a token is a step.
+                    iterator.dataset.program = used[0]
+                self._hand_out(iterator, used[0])
+
+    def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> bool:
+        stream = iterator.stream
+        if not stream.take():
+            return False
+        self.engine.grant(program.program, stream)
+        if program.shows_own_logs and stream.at_end():
+            # Logs that are no metrics become the epoch's: show the last step its own.
+            self.engine.settle()
+        return True
+
+    # -- variables --------------------------------------------------------------------------
+
+    def adopt(self, primary: tf.Variable) -> ReplicaVariable:
+        """Makes a variable of the strategy from one just created on the shard."""
+        creator = _tf.creating_object()
+        if isinstance(creator, keras.optimizers.Optimizer):
+            self._optimizers.add(creator)
+            kind = Kind.SLOT if primary.shape.rank else Kind.CONTROL
+        elif primary.synchronization == tf.VariableSynchronization.ON_READ:
+            kind = Kind.METRIC
+        elif isinstance(creator, keras.random.SeedGenerator):
+            kind = Kind.SEED
+        else:
+            kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
+        return ReplicaVariable(self, primary, kind)
+
+    def written_outside(self, variable: ReplicaVariable) -> None:
+        """Called after a variable was assigned from outside: workers have to see it."""
+        for program in self._programs:
+            program.program.forget_rows()
+        if variable.kind is not Kind.CONTROL:
+            return
+        for optimizer in self._optimizers:
+            if _tf.iterations_variable(optimizer) is variable:
+                # Restored from a checkpoint: schedules go on from the mini-batch that matches.
+                self._steps.primary.assign(variable.primary * self.algorithm.exchange.push_every)
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def state(self) -> dict[str, np.ndarray]:
+        """The strategy's own state, which no model holds: versions, counts and staleness.
+
+        Returns:
+            Arrays by name, for `restore`.
+        """
+        self.settle()
+        state = self.shard.state()
+        state["sequences"] = np.asarray(self.engine.sequences(), np.int64)
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Sets the strategy's own state to what `state` gave, with as many workers.
+
+        Raises:
+            ValueError: if the state is of another number of workers.
+        """
+        count = len(state["sequences"])
+        if count != self.num_workers:
+            raise ValueError(
+                f"This state is of {count} workers; the strategy has {self.num_workers}. Restore "
+                "it with as many, or start from the weights alone."
+            )
+        self.settle()
+        self.shard.restore(state)
+        self.engine.restore_sequences(state["sequences"])
+
+
+class _FitProgram:
+    """A program, and the step that Keras runs in its place."""
+
+    def __init__(self, program: Program, step: TracedStep, fn: Callable[..., Any]):
+        self.program = program
+        self._step = step
+        self._seen = 0
+        self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
+        self.of_keras = is_train_step(fn)
+        self.shows_own_logs = self.of_keras and step.shows_own_logs
+
+    def step_of_chief(self) -> Any:
+        """Counts that a step was run, and shows the latest outputs of a worker."""
+        self._runs.assign_add(1, read_value=False)
+        return self._step.pack([log.read_value() for log in self.program.logs])
+
+    def mark(self) -> None:
+        """`was_run` is about what comes after this."""
+        self._seen = int(self._runs)
+
+    def was_run(self) -> bool:
+        """Whether the step was run since `mark`."""
+        return int(self._runs) > self._seen
+
+
+def _sample(spec: Any) -> Any:
+    """What a symbolic build needs of one component of a batch: shape and type."""
+    if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)):
+        return None
+    return tf.TensorSpec(spec.shape, spec.dtype)

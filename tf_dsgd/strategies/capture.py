@@ -1,0 +1,140 @@
+"""How a compiled Keras optimizer is split between a worker and a shard.
+
+A worker needs the gradients; the shard runs `optimizer.apply`, whole, on what was pushed: clipping,
+weight decay, the update, EMA, constraints and the count of iterations, each once and in Keras's
+order. So while a worker's step is traced, `apply` of the optimizers created in the scope takes
+note of its arguments instead. Two things happen on the worker:
+
+- gradients under `LossScaleOptimizer` are divided by the scale the worker used, since the shard's
+  may have changed until they arrive; the shard multiplies them by its own, and the optimizer
+  tests, skips and adapts as ever;
+- gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
+  a message; the shard then does not clip again. Under gradient accumulation Keras clips what
+  was accumulated, and so does the shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import Gradient
+from tf_dsgd.strategies.variable import ReplicaVariable
+
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+@dataclasses.dataclass
+class Application:
+    """One call of `optimizer.apply` in the user's step."""
+
+    optimizer: keras.optimizers.Optimizer
+    variables: list[Any]
+    """As the user's step passed them: Keras variables, or the optimizer's own list."""
+    gradients: list[Gradient]
+    clipped: bool = False
+
+    @property
+    def replicas(self) -> list[ReplicaVariable]:
+        """The strategy's variables behind them."""
+        return [v.value if isinstance(v, keras.Variable) else v for v in self.variables]
+
+    @property
+    def inner(self) -> keras.optimizers.Optimizer:
+        """The optimizer that makes the step."""
+        return getattr(self.optimizer, "inner_optimizer", self.optimizer)
+
+    def apply(self, gradients: Sequence[Gradient]) -> None:
+        """Traces the update on the shard."""
+        gradients = list(gradients)
+        if self.inner is not self.optimizer:
+            scale = self.optimizer.dynamic_scale.value
+            gradients = [_times(g, tf.cast(scale, g.dtype)) for g in gradients]
+        with _no_clipping(self.inner) if self.clipped else contextlib.nullcontext():
+            self.optimizer.apply(gradients, self.variables)
+
+
+def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+@contextlib.contextmanager
+def _no_clipping(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    before = {name: getattr(optimizer, name) for name in _CLIPPING}
+    for name in _CLIPPING:
+        setattr(optimizer, name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(optimizer, name, value)
+
+
+class Optimizers:
+    """The optimizers created in a strategy's scope."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakSet = weakref.WeakSet()
+
+    def add(self, optimizer: keras.optimizers.Optimizer) -> None:
+        """Registers an optimizer; called when it creates its first variable."""
+        self._known.add(optimizer)
+
+    def __contains__(self, optimizer: object) -> bool:
+        return optimizer in self._known
+
+    def __iter__(self) -> Iterator[keras.optimizers.Optimizer]:
+        return iter(self._known)
+
+    @contextlib.contextmanager
+    def captured(self, clip: bool) -> Iterator[list[Application]]:
+        """Within, `optimizer.apply` adds to the list that is given, and changes nothing."""
+        applications: list[Application] = []
+        with contextlib.ExitStack() as stack:
+            for optimizer in list(self._known):
+
+                def note(gradients, variables=None, _optimizer=optimizer):
+                    applications.append(_noted(_optimizer, gradients, variables, clip))
+
+                stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+            yield applications
+
+
+def _noted(optimizer: Any, gradients: Any, variables: Any, clip: bool) -> Application:
+    if variables is None:
+        if not optimizer.built:
+            raise ValueError(
+                f"{optimizer.name}.apply(gradients) was called without variables before the "
+                "optimizer was built. Pass the variables, or call optimizer.build(variables)."
+            )
+        variables = _tf.built_variables(optimizer)
+    variables = list(variables)
+    gradients = list(gradients)
+    if not optimizer.built:
+        optimizer.build(variables)
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if not pairs:
+        raise ValueError(
+            "No gradient reached any variable. Is the loss computed from the model's weights?"
+        )
+    application = Application(optimizer, [v for _, v in pairs], [g for g, _ in pairs])
+    inner = application.inner
+    if inner is not optimizer:
+        scale = optimizer.dynamic_scale.value
+        application.gradients = [
+            _times(g, 1.0 / tf.cast(scale, g.dtype)) for g in application.gradients
+        ]
+    if clip and not inner.gradient_accumulation_steps:
+        if any(getattr(inner, name) is not None for name in _CLIPPING):
+            application.gradients = _tf.clip(inner, application.gradients)
+            application.clipped = True
+    return application

@@ -1,0 +1,225 @@
+"""A dataset as `fit` sees it: every `next` hands a mini-batch to the workers.
+
+Keras takes one *token* per step and gives it to `strategy.run`, which does no work itself. The
+batches go another way: taken from the tf.data iterator into a queue, from which the workers'
+functions take them. A batch is handed out once the step for it has run (or, when the step is known
+to be Keras's training step, as its token is given), so nothing is handed out by a look at the data
+such as Keras's symbolic build takes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import _tf
+
+# Batches taken from the input at a time while the input keeps up.
+_MOST_AT_ONCE = 8
+# An input slower than this is asked for one batch at a time, so that Ctrl-C is answered soon.
+_SLOW_SECONDS = 0.02
+
+
+class TokenSpec(tf.TypeSpec):
+    """Type of a token: that of its batches."""
+
+    def __init__(self, iterator_spec: Any):
+        self._iterator_spec = iterator_spec
+
+    @property
+    def value_type(self) -> type:
+        return Token
+
+    def _serialize(self) -> tuple[Any, ...]:
+        return (self._iterator_spec,)
+
+    @property
+    def _component_specs(self) -> Any:
+        return (self._iterator_spec,)
+
+    def _to_components(self, value: Token) -> Any:
+        return (value.iterator,)
+
+    def _from_components(self, components: Any) -> Token:
+        return Token(components[0], self)
+
+
+class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
+    """Stands for one mini-batch, wherever it will be used. Pass it whole to `strategy.run`."""
+
+    def __init__(self, iterator: Any, spec: TokenSpec | None = None):
+        self.iterator = iterator
+        self._spec = spec or TokenSpec(tf.type_spec_from_value(iterator))
+
+    @property
+    def _type_spec(self) -> TokenSpec:
+        return self._spec
+
+    @property
+    def element_spec(self) -> Any:
+        """Type of the batches."""
+        return self.iterator.element_spec
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            "A batch of a distributed dataset stays whole until a worker uses it. Pass it to "
+            "strategy.run(step, args=(batch,)) and take it apart inside `step`."
+        )
+
+
+class Stream:
+    """The batches of one iterator on their way to the workers, in order."""
+
+    def __init__(self, iterator: Any, pull: Any):
+        self._iterator = iterator
+        self._pull = pull
+        self._at_once = 1
+        self._stock = 0
+        self.ended = False
+        self.batch_bytes = 0
+        self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
+
+    @property
+    def queue(self) -> tf.Tensor:
+        """Where workers take batches from."""
+        return self._queue.queue_ref
+
+    def take(self) -> bool:
+        """Makes one more batch ready for the workers; False at the end of the data."""
+        if not self._stock and not self.ended:
+            self._refill()
+        if not self._stock:
+            return False
+        self._stock -= 1
+        return True
+
+    def at_end(self) -> bool:
+        """Whether no batch is left, looking one ahead."""
+        if not self._stock and not self.ended:
+            self._refill()
+        return not self._stock
+
+    def _refill(self) -> None:
+        start = tf.timestamp()
+        moved, more, size = self._pull(
+            self._iterator, self._queue.queue_ref, tf.constant(self._at_once)
+        )
+        self._stock += int(moved)
+        self.ended = not bool(more)
+        if self._stock:
+            self.batch_bytes = max(self.batch_bytes, int(size))
+        slow = float(tf.timestamp() - start) > _SLOW_SECONDS
+        self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
+
+
+def make_pull(element_spec: Any) -> Any:
+    """A function that moves up to `limit` batches of an iterator into a queue."""
+
+    def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor):
+        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor):
+            batch = iterator.get_next_as_optional()
+            has_value = batch.has_value()
+            component = tf.nest.flatten(batch, expand_composites=True)[0]
+
+            def put() -> tf.Tensor:
+                tf.raw_ops.QueueEnqueueV2(handle=queue, components=[component])
+                return _bytes(batch.get_value())
+
+            size = tf.maximum(size, tf.cond(has_value, put, lambda: tf.zeros([], tf.int64)))
+            return moved + tf.cast(has_value, tf.int32), has_value, size
+
+        return tf.while_loop(
+            lambda moved, more, _: tf.logical_and(more, moved < limit),
+            body,
+            (tf.constant(0), tf.constant(True), tf.zeros([], tf.int64)),
+            parallel_iterations=1,
+        )
+
+    return tf.function(pull, autograph=False)
+
+
+def _bytes(batch: Any) -> tf.Tensor:
+    sizes = [
+        tf.size(t, tf.int64) * max(t.dtype.size or 8, 1)
+        for t in tf.nest.flatten(batch, expand_composites=True)
+        if t.dtype not in (tf.variant, tf.resource)
+    ]
+    return tf.add_n(sizes) if sizes else tf.zeros([], tf.int64)
+
+
+class TokenIterator:
+    """Iterator over tokens; one per pass over the data."""
+
+    def __init__(self, dataset: TokenDataset):
+        self.dataset = dataset
+        self._token: Token | None = None
+        self.stream: Stream | None = None
+        self.program: Any = None
+        """The training program that used the last token, if one did."""
+        self.pending = False
+        """Whether a token was given whose step was not yet seen to run."""
+        self.opened = False
+
+    def _open(self) -> None:
+        iterator = iter(self.dataset.dataset)
+        self._token = Token(iterator)
+        self.stream = Stream(iterator, self.dataset.pull)
+
+    def __iter__(self) -> Iterator[Token]:
+        # Keras calls `iter` on an iterator before every step.
+        return _Steps(self)
+
+    def __next__(self) -> Token:
+        if self._token is None:
+            self._open()
+        if not self.dataset.strategy.next_token(self):
+            raise StopIteration
+        return self._token
+
+
+class _Steps:
+    """Tokens of one `iter(iterator)`: Keras wants `OutOfRangeError` when there is none at all."""
+
+    def __init__(self, iterator: TokenIterator):
+        self._iterator = iterator
+        self._begun = False
+
+    def __iter__(self) -> Iterator[Token]:
+        return self
+
+    def __next__(self) -> Token:
+        try:
+            token = next(self._iterator)
+        except StopIteration:
+            if self._begun:
+                raise
+            raise tf.errors.OutOfRangeError(None, None, "End of the data.") from None
+        self._begun = True
+        return token
+
+
+class TokenDataset:
+    """What `strategy.experimental_distribute_dataset` returns."""
+
+    def __init__(self, strategy: Any, dataset: tf.data.Dataset, pull: Any):
+        self._strategy = weakref.ref(strategy)
+        self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        self.pull = pull
+        self.program: Any = None
+        """The training program of `fit` that these batches go to, once known."""
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that distributes these batches."""
+        return self._strategy()
+
+    @property
+    def element_spec(self) -> Any:
+        """Type of the batches."""
+        return self.dataset.element_spec
+
+    def __iter__(self) -> TokenIterator:
+        return TokenIterator(self)

@@ -1,0 +1,179 @@
+"""`DownpourStrategy`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd.algorithm import Algorithm, LocalRule, ServerRule
+from tf_dsgd.algorithms.downpour import (
+    AccrueGradient,
+    CompiledOptimizer,
+    Periods,
+    inverse_staleness,
+)
+from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
+from tf_dsgd.cluster import positive_int
+from tf_dsgd.strategies.base import DistributedStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSGD:
+    """Plain SGD at a rate of its own, as a local rule.
+
+    Args:
+        learning_rate: alpha of the local steps; at least 0, where 0 means no local step.
+
+    Example:
+
+    >>> tf_dsgd.LocalSGD(0.01)
+    LocalSGD(learning_rate=0.01)
+    """
+
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
+            raise ValueError(
+                f"LocalSGD's learning_rate must be a number of at least 0. Received: {rate!r}."
+            )
+
+
+class DownpourStrategy(DistributedStrategy):
+    """Downpour SGD: asynchronous workers around a shared model.
+
+    Use it to train one model with several workers that never wait for each other. Each worker
+    computes gradients on its own copy of the weights, sends their sum every `push_every`
+    mini-batches and fetches fresh weights every `fetch_every`; the *compiled Keras optimizer* runs
+    on the shard, once per message.
+
+        worker:  if step % n_fetch == 0:  w_local <- fetch()
+                 g <- gradient(w_local);  accrued <- accrued + g
+                 w_local <- w_local - alpha g            (the local rule)
+                 step <- step + 1
+                 if step % n_push == 0:  push(accrued);  accrued <- 0
+        shard:   w <- optimizer(w, accrued)
+
+    with n_push = `push_every`, n_fetch = `fetch_every`, alpha = the compiled optimizer's learning
+    rate or that of `LocalSGD`. A push that is due together with a fetch comes first.
+
+    One worker with periods of 1 does what plain Keras does. With longer periods a message is a
+    *sum* of gradients: under an optimizer that does not normalise them (SGD), a period of n makes
+    n times larger steps, as if each gradient were applied by itself.
+
+    - `optimizer.iterations` counts messages applied. Learning-rate schedules and `strategy.steps`
+      count mini-batches.
+    - Clipping: with `push_every` above 1 each mini-batch's gradient is clipped, on the worker;
+      otherwise the shard clips, as Keras does.
+    - Reading a weight or a metric anywhere outside a step drains the workers: all batches handed
+      out are trained on, what is accrued is sent, and every worker's periods start anew with a
+      fetch. A callback that reads weights at every batch makes training synchronous.
+      The learning rate and `iterations` are read without waiting.
+    - A worker that raises ends `fit` with its error; what the other workers had sent is kept.
+      Workers of `LocalCluster` are threads of this process and are not lost singly.
+
+    Args:
+        cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.SimulatedCluster`, or None for
+            `LocalCluster()`.
+        push_every: mini-batches between pushes of one worker; at least 1.
+        fetch_every: mini-batches between fetches of one worker; at least 1.
+        local_rule: what a worker does to its copy between fetches. `"sgd"`: a plain SGD step
+            at the compiled optimizer's rate, as in the paper; that rate can be far too large for
+            plain SGD (Adadelta's is 1), so a rate may be given: `tf_dsgd.LocalSGD(0.01)`.
+            `"none"`: nothing. `"optimizer"`: each worker runs the compiled optimizer, on slots of
+            its own, and pushes the change of its weights instead of the gradient (update-based
+            asynchronous SGD; W <- W + dW).
+        staleness_scaling: factor f(tau) for the *step* of a message that is tau updates stale; it
+            multiplies the learning rate (or the update), so it works under every optimizer.
+            `"inverse"` is 1 / max(tau, 1); or a callable from an int64 scalar tensor to a
+            float scalar tensor; None for no scaling.
+        max_staleness: a worker starts a round only if it has sent at most this many messages more
+            than the slowest worker (bounded staleness, SSP); at least 0; None for no bound.
+        warm_start_steps: mini-batches that worker 0 does alone before the others join; at least 0.
+
+    Raises:
+        ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
+
+    Deviations from the paper: pushes and fetches are not overlapped with a worker's own computation
+    in this version; the paper's shards are not consistent with each other at a fetch, ours is.
+
+    Reference: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 and
+    algorithm 1.1 of the appendix.
+
+    Example:
+
+    >>> strategy = tf_dsgd.DownpourStrategy(
+    ...     tf_dsgd.LocalCluster(2), push_every=4, fetch_every=4
+    ... )
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...     model.compile(optimizer="adagrad", loss="mse")
+    >>> history = model.fit(np.ones((64, 3)), np.ones((64, 1)), batch_size=8, verbose=0)
+    >>> strategy.steps
+    8
+    """
+
+    def __init__(
+        self,
+        cluster: Any = None,
+        *,
+        push_every: int = 1,
+        fetch_every: int = 1,
+        local_rule: str | LocalSGD = "sgd",
+        staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
+        max_staleness: int | None = None,
+        warm_start_steps: int = 0,
+    ):
+        exchange = Periods(
+            push_every=positive_int("push_every", push_every),
+            fetch_every=positive_int("fetch_every", fetch_every),
+            warm_start_steps=_count("warm_start_steps", warm_start_steps),
+            max_staleness=None
+            if max_staleness is None
+            else _count("max_staleness", max_staleness, " or None"),
+        )
+        scaling = _scaling(staleness_scaling)
+        local = _local_rule(local_rule, exchange)
+        server: ServerRule = (
+            AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
+        )
+        super().__init__(cluster, Algorithm(local, exchange, server))
+
+
+def _count(name: str, value: Any, alternative: str = "") -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise ValueError(
+            f"{name} must be an integer of at least 0{alternative}. Received: {value!r}."
+        )
+    return int(value)
+
+
+def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    if value is None or callable(value):
+        return value
+    if value == "inverse":
+        return inverse_staleness
+    raise ValueError(
+        'staleness_scaling must be "inverse", a callable of the staleness, or None. '
+        f"Received: {value!r}."
+    )
+
+
+def _local_rule(value: Any, exchange: Periods) -> LocalRule:
+    periods = {"push_every": exchange.push_every, "fetch_every": exchange.fetch_every}
+    if isinstance(value, LocalSGD):
+        return AccrueGradient(rate=value.learning_rate, **periods)
+    if value == "sgd":
+        return AccrueGradient(rate=None, **periods)
+    if value == "none":
+        return AccrueGradient(rate=0.0, **periods)
+    if value == "optimizer":
+        return CompiledOptimizerOnWorker()
+    raise ValueError(
+        'local_rule must be "sgd", "none", "optimizer" or a tf_dsgd.LocalSGD. '
+        f"Received: {value!r}."
+    )

@@ -1,0 +1,245 @@
+"""A user's step, traced for a worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import Algorithm, Gradient
+from tf_dsgd.strategies.capture import Application, Optimizers
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
+
+
+class TracedStep:
+    """`engine.program.Step` for a step function given to `strategy.run`.
+
+    `function` maps a batch to (flat outputs, flat gradients); `structure` packs the outputs as the
+    user's step returned them.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        call: Callable[[Any], Any],
+        element_spec: Any,
+        algorithm: Algorithm,
+        optimizers: Optimizers,
+        steps: ReplicaVariable,
+        model: keras.Model | None = None,
+    ):
+        self._model = model
+        self.shows_own_logs = False
+        self._run = run
+        self._optimizers = optimizers
+        self._steps = steps
+        self._worker = Trace("worker")
+        self._shard = Trace("shard")
+        self.element_spec = element_spec
+        self.sends = algorithm.local.sends
+        self._clip = algorithm.exchange.push_every > 1
+        self._trace(call)
+        if any(self.sparse) and not all(v.no_copy for v in self._sparse_weights()):
+            # Now that the tables are known, trace again so that reading one copies nothing.
+            for variable in self._sparse_weights():
+                variable.no_copy = True
+            self._worker = Trace("worker")
+            self._trace(call)
+
+    def _sparse_weights(self) -> list[ReplicaVariable]:
+        return [v for v, sparse in zip(self.weights, self.sparse, strict=True) if sparse]
+
+    # -- tracing the worker's step ----------------------------------------------------------
+
+    def _trace(self, call: Callable[[Any], Any]) -> None:
+        box: dict[str, Any] = {}
+
+        def body(batch: Any) -> tuple[list[tf.Tensor], list[Gradient]]:
+            batch = tf.nest.map_structure(
+                lambda x: None if isinstance(x, tf.experimental.Optional) else x, batch
+            )
+            graph = tf.compat.v1.get_default_graph()
+            if self.sends == "gradient":
+                with self._optimizers.captured(self._clip) as applications:
+                    outputs = call(batch)
+                gradients = [g for a in applications for g in a.gradients]
+                _check_graph(gradients, graph)
+            else:
+                applications, gradients = [], []
+                outputs = call(batch)
+            self._steps.assign_add(1)
+            box["applications"] = applications
+            box["structure"] = outputs
+            if self._model is not None and isinstance(outputs, dict):
+                self.shows_own_logs = set(outputs) != set(self._model.get_metrics_result())
+            flat = [tf.convert_to_tensor(x) for x in tf.nest.flatten(outputs) if x is not None]
+            return flat, [_int64_rows(g) for g in gradients]
+
+        with tracing(self._worker):
+            self.function = tf.function(body, autograph=False).get_concrete_function(
+                self.element_spec
+            )
+        self.applications: list[Application] = box["applications"]
+        self._structure = box["structure"]
+        self.outputs = [
+            tf.TensorSpec(t.shape, t.dtype) for t in self.function.structured_outputs[0]
+        ]
+        gradients = self.function.structured_outputs[1]
+        if self.sends == "gradient":
+            self.weights = [v for a in self.applications for v in a.replicas]
+            self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
+        else:
+            self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
+            self.sparse = [False] * len(self.weights)
+        self._check_written()
+        for variable in self._worker.written.values():
+            if variable.kind in (Kind.SLOT, Kind.CONTROL) and variable is not self._steps:
+                variable.owned_by_workers = True
+
+    def _check_written(self) -> None:
+        ids = {id(v) for v in self.weights}
+        for variable in self._worker.written.values():
+            if variable.kind is Kind.WEIGHT and id(variable) not in ids and self.weights:
+                raise ValueError(
+                    f"The step assigns the trainable variable {variable.name!r} without an "
+                    "optimizer, so the change would stay on one worker. Use an optimizer created "
+                    "in the scope, or create the variable with trainable=False."
+                )
+
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """Outputs in the structure that the user's step returned."""
+        values = iter(flat)
+        return tf.nest.map_structure(
+            lambda x: None if x is None else next(values), self._structure
+        )
+
+    # -- what an engine asks for ------------------------------------------------------------
+
+    def on_worker(self, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` in a replica context in which variables are the worker's."""
+        with tracing(self._worker):
+            return self._run(fn)
+
+    def on_shard(self, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` in a replica context in which variables are the primaries."""
+        with tracing(self._shard):
+            return self._run(fn)
+
+    def rewrites(self, variable: ReplicaVariable) -> bool:
+        """Whether the update writes other than the rows of its sparse gradient."""
+        return id(variable) in self._shard.rewritten
+
+    def _owner(self, index: int) -> Application:
+        for application in self.applications:
+            if index < len(application.variables):
+                return application
+            index -= len(application.variables)
+        raise IndexError(index)
+
+    def rate(self, index: int) -> tf.Tensor:
+        """The learning rate for weight `index`."""
+        return tf.convert_to_tensor(self._owner(index).optimizer.learning_rate)
+
+    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Clipped, and zero where float16 overflowed, so that a local copy stays finite."""
+        result: list[Gradient] = []
+        for application, part in self._parts(gradients):
+            if application.inner is not application.optimizer:
+                values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in part]
+                finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+                part = [_where(finite, g) for g in part]
+            result.extend(part)
+        return result
+
+    def optimize(self, gradients: Sequence[Gradient], scale: Any) -> None:
+        """Traces `optimizer.apply` for every call of it in the user's step."""
+        for application, part in self._parts(gradients):
+            if isinstance(scale, float) and scale == 1.0:
+                application.apply(part)
+                continue
+            inner = application.inner
+            rate = functools.partial(_scaled_rate, inner.learning_rate, scale)
+            with _tf.method_replaced(inner, "_get_current_learning_rate", rate):
+                application.apply(part)
+
+    def _parts(
+        self, gradients: Sequence[Gradient]
+    ) -> list[tuple[Application, list[Gradient]]]:
+        parts, start = [], 0
+        for application in self.applications:
+            end = start + len(application.variables)
+            parts.append((application, list(gradients[start:end])))
+            start = end
+        return parts
+
+    def count_update(self) -> None:
+        """`iterations += 1`, natively: Keras's own `assign_add` reads, then assigns."""
+        for optimizer in self._optimizers:
+            counter = _tf.iterations_variable(optimizer)
+            if id(counter) in self._worker.written:
+                counter.primary.assign_add(1, read_value=False)
+
+    def fetched_state(self) -> list[ReplicaVariable]:
+        """What a worker reads and does not own, the weights of the message aside."""
+        weights = {id(v) for v in self.weights}
+        return [
+            v
+            for v in self._worker.touched.values()
+            if id(v) not in weights
+            and not v.owned_by_workers
+            and not (v.kind is Kind.STATISTIC and id(v) in self._worker.written)
+        ]
+
+    def averaged_state(self) -> list[ReplicaVariable]:
+        """Moving statistics and counts that the step changes."""
+        return [v for v in self._worker.written.values() if v.kind is Kind.STATISTIC]
+
+
+def _scaled_rate(rate: Any, scale: Any) -> tf.Tensor:
+    rate = tf.convert_to_tensor(rate)
+    return rate * tf.cast(scale, rate.dtype)
+
+
+def _where(finite: tf.Tensor, gradient: Gradient) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = tf.where(finite, gradient.values, tf.zeros_like(gradient.values))
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return tf.where(finite, gradient, tf.zeros_like(gradient))
+
+
+def _int64_rows(gradient: Gradient) -> Gradient:
+    """One index type for all messages; shapes as the variable's."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.convert_to_tensor(gradient)
+    return tf.IndexedSlices(
+        gradient.values, tf.cast(gradient.indices, tf.int64), gradient.dense_shape
+    )
+
+
+def _check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
+    for gradient in gradients:
+        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        if getattr(tensor, "graph", graph) is not graph:
+            raise ValueError(
+                "optimizer.apply was called inside tf.cond, a loop or a nested tf.function, where "
+                "its gradients cannot be taken out. Call it at the top level of the step; to skip "
+                "a step, make the gradients zero."
+            )
+
+
+def is_train_step(fn: Callable[..., Any]) -> bool:
+    """Whether this is the step that `Model.fit` runs."""
+    owner = getattr(fn, "__self__", None)
+    return isinstance(owner, keras.Model) and getattr(fn, "__name__", "") == "train_step"
+
+
+def is_distributed(fn: Callable[..., Any]) -> bool:
+    """Whether a step may be one that trains; Keras's evaluation and prediction are not."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, keras.Model):
+        return getattr(fn, "__name__", "") != "test_step"
+    return not _tf.is_keras_predict_step(fn)

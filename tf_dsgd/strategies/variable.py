@@ -1,0 +1,230 @@
+"""A strategy's variable: one primary on its shard, and a copy on each worker that uses it.
+
+What becomes of each kind of state:
+
+| kind        | what                         | worker's copy  | at a fetch   | at a push       | read outside |
+|-------------|------------------------------|----------------|--------------|-----------------|--------------|
+| `WEIGHT`    | trainable weights            | yes            | the primary  | by the algorithm| the primary  |
+| `STATISTIC` | BatchNorm's and other state  | yes            | the primary  | floats: mean of the workers' changes; integers: their sum | the primary |
+| `SEED`      | state of seed generators     | its own seed   | kept         | nothing         | worker 0's   |
+| `METRIC`    | sums and counts of metrics   | its own        | kept         | nothing         | the sum      |
+| `SLOT`      | momenta and the like         | if it runs the optimizer | kept | nothing         | the primary, or the workers' mean |
+| `CONTROL`   | rate, counters, loss scale   | yes            | the primary  | nothing         | at once, without waiting |
+
+Everything read outside a worker waits for the work under way, except `CONTROL`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.engine.state import Replicated
+
+
+class Kind(enum.Enum):
+    """How a variable is treated; see the table above."""
+
+    WEIGHT = enum.auto()
+    STATISTIC = enum.auto()
+    SEED = enum.auto()
+    METRIC = enum.auto()
+    SLOT = enum.auto()
+    CONTROL = enum.auto()
+
+
+class Trace:
+    """Which side is being traced, and what it touched."""
+
+    def __init__(self, side: str):
+        self.side = side
+        self.touched: dict[int, ReplicaVariable] = {}
+        self.written: dict[int, ReplicaVariable] = {}
+        self.rewritten: set[int] = set()
+        """Variables written otherwise than row by row."""
+
+
+class _Current(threading.local):
+    trace: Trace | None = None
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    """Makes every `ReplicaVariable` resolve to the traced side, in this thread."""
+    before, _current.trace = _current.trace, trace
+    try:
+        yield trace
+    finally:
+        _current.trace = before
+
+
+class ReplicaVariable(_tf.BaseResourceVariable):
+    """A variable created in a strategy's scope.
+
+    While a worker's step is traced it is the worker's copy; while a shard's function is traced,
+    or anywhere else, it is the primary.
+    """
+
+    def __init__(self, strategy: Any, primary: tf.Variable, kind: Kind):
+        super().__init__(
+            trainable=primary.trainable,
+            shape=primary.shape,
+            dtype=primary.dtype,
+            handle=primary.handle,
+            synchronization=primary.synchronization,
+            aggregation=primary.aggregation,
+            distribute_strategy=strategy,
+            handle_name=_tf.handle_name(primary),
+            unique_id=_tf.unique_id(primary),
+            in_graph_mode=False,
+        )
+        self.primary = primary
+        self.kind = kind
+        self.copies: Replicated | None = None
+        self.owned_by_workers = kind in (Kind.SEED, Kind.METRIC)
+        self.no_copy = False
+        """Whether workers read it without the copy that TensorFlow makes once rows were written."""
+
+    # -- where it is ------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource that operations now being traced or run act on."""
+        trace = _current.trace
+        if trace is None:
+            if tf.executing_eagerly() and self.kind is not Kind.CONTROL:
+                self._distribute_strategy.settle()
+            return self.primary.handle
+        trace.touched[id(self)] = self
+        return self.primary.handle if trace.side == "shard" else self.on_workers().template.handle
+
+    @property
+    def device(self) -> str:
+        """Where the primary is."""
+        return self.primary.device
+
+    def on_workers(self) -> Replicated:
+        """The workers' copies, created when first asked for."""
+        if self.copies is None:
+            with tf.init_scope():
+                value = self.primary.numpy()
+                self.copies = self._distribute_strategy.engine.store.replicate(
+                    lambda m: self._initial(value, m), dtype=self.dtype, name="copy"
+                )
+        return self.copies
+
+    def _initial(self, value: np.ndarray, worker: int) -> np.ndarray:
+        if self.kind is Kind.METRIC:
+            return np.zeros_like(value)
+        if self.kind is Kind.SEED:
+            return _worker_seed(value, worker)
+        return value
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _outside(self) -> bool:
+        return _current.trace is None and tf.executing_eagerly()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if not self._outside():
+            return super()._read_variable_op(no_copy or self._read_without_copy())
+        if self.kind is not Kind.CONTROL:
+            self._distribute_strategy.settle()
+        if not self.owned_by_workers or self.copies is None:
+            return self.primary.read_value()
+        values = [copy.read_value() for copy in self.copies.copies]
+        if self.kind is Kind.SEED:
+            return values[0]
+        if self.kind is Kind.METRIC:
+            return tf.add_n([self.primary.read_value(), *values])
+        if self.dtype.is_floating:
+            return tf.add_n(values) / len(values)
+        return self.primary.read_value()
+
+    def _read_without_copy(self) -> bool:
+        return self.no_copy and _current.trace is not None and _current.trace.side == "worker"
+
+    def value(self) -> tf.Tensor:
+        """The value for whoever is traced, or settled, for whoever reads outside."""
+        return self._read_variable_op()
+
+    def read_value(self) -> tf.Tensor:
+        """As `value`, as a tensor of its own."""
+        return tf.identity(self._read_variable_op())
+
+    def numpy(self) -> np.ndarray:
+        """The settled value."""
+        return self.read_value().numpy()
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False):
+        value = self._read_variable_op()
+        return value if dtype is None or dtype == value.dtype else NotImplemented
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
+        return self.assign(tf.reshape(restored_tensors["VARIABLE_VALUE"], self.shape))
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        trace = _current.trace
+        if trace is not None:
+            trace.written[id(self)] = self
+            if not method.startswith("scatter_"):
+                trace.rewritten.add(id(self))
+        elif tf.executing_eagerly():
+            return self._write_outside(method, *args, **kwargs)
+        return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
+
+    def _write_outside(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self.kind is not Kind.CONTROL:
+            self._distribute_strategy.settle()
+        if self.owned_by_workers and self.copies is not None and method != "assign":
+            self.primary.assign(self._read_variable_op())
+        getattr(self.primary, method)(*args, **kwargs)
+        if self.owned_by_workers and self.copies is not None:
+            value = self.primary.numpy()
+            for m, copy in enumerate(self.copies.copies):
+                copy.assign(self._initial(value, m))
+        self._distribute_strategy.written_outside(self)
+        return self
+
+
+def _add_write(method: str) -> None:
+    def write(self: ReplicaVariable, *args: Any, **kwargs: Any) -> Any:
+        return self._write(method, *args, **kwargs)
+
+    write.__name__ = method
+    write.__doc__ = getattr(_tf.BaseResourceVariable, method).__doc__
+    setattr(ReplicaVariable, method, write)
+
+
+for _method in (
+    *("assign", "assign_add", "assign_sub"),
+    *("scatter_add", "scatter_sub", "scatter_update", "scatter_max", "scatter_min"),
+    *("scatter_mul", "scatter_div", "batch_scatter_update"),
+    *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
+):
+    _add_write(_method)
+
+
+def _worker_seed(seed: np.ndarray, worker: int) -> np.ndarray:
+    """Worker 0 keeps the seed, so that one worker repeats plain Keras; others get their own."""
+    if worker == 0:
+        return seed
+    mixed = np.random.SeedSequence([worker, *np.ravel(seed).astype(np.uint64).tolist()])
+    info = np.iinfo(seed.dtype)
+    words = mixed.generate_state(seed.size, np.uint32 if seed.itemsize <= 4 else np.uint64)
+    return (words.astype(np.uint64) % np.uint64(info.max)).astype(seed.dtype).reshape(seed.shape)
