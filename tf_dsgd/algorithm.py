@@ -29,6 +29,8 @@ class Worker(Protocol):
 
     weights: Sequence[tf.Variable]
     """This worker's own copy of the weights."""
+    slots: Sequence[tf.Variable]
+    """What the compiled optimizer keeps on this worker; empty if it runs on the shard."""
 
     def cell(
         self,
@@ -61,8 +63,19 @@ class Shard(Protocol):
     num_workers: int
     version: tf.Tensor
 
-    def cell(self, name: str, index: int, *, per_worker: bool = False) -> tf.Variable:
-        """Memory of this shard for weight `index`: zeros of its shape, or `[workers, ...]`."""
+    def cell(
+        self,
+        name: str,
+        index: int,
+        *,
+        shape: Any = None,
+        dtype: Any = None,
+        per_worker: bool = False,
+    ) -> tf.Variable:
+        """Memory of this shard for weight `index`, by default of its shape and type; zeros.
+
+        With `per_worker` it is `[workers, ...]`.
+        """
 
     def counter(self, name: str) -> tf.Variable:
         """An int64 scalar of this shard, at first 0."""
@@ -103,8 +116,13 @@ class LocalRule(abc.ABC):
         """Gives what is to be sent, and starts a new collection."""
 
     @abc.abstractmethod
-    def fetched(self, worker: Worker, values: Sequence[Gradient]) -> None:
-        """Takes fetched weights; an `IndexedSlices` holds only the rows that changed."""
+    def fetched(
+        self, worker: Worker, values: Sequence[Gradient], extras: Sequence[tf.Tensor]
+    ) -> None:
+        """Takes fetched weights; an `IndexedSlices` holds only the rows that changed.
+
+        `extras` is what the server rule's `fetched` gave.
+        """
 
     def unsent_rows(self, worker: Worker, index: int) -> tf.Tensor | None:
         """Rows of sparse weight `index` that this worker changed and has not sent yet."""
@@ -155,8 +173,9 @@ class ServerRule(abc.ABC):
     def receive(self, shard: Shard, message: Message) -> tf.Tensor | bool:
         """Takes in one accepted message; tells whether the weights changed (a new version)."""
 
-    def fetched(self, shard: Shard, worker: tf.Tensor) -> None:
-        """Called when `worker` fetches, for rules that remember what it saw."""
+    def fetched(self, shard: Shard, worker: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Called when `worker` fetches; may remember what it saw, and give it more than weights."""
+        return ()
 
     def flush(self, shard: Shard) -> tf.Tensor | bool | None:
         """At a drain: uses what is collected so far; None where a rule collects nothing."""

@@ -43,7 +43,10 @@ class AccrueGradient(algorithm.LocalRule):
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
         return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
 
-    def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
+    def fetched(
+        self, worker: algorithm.Worker, values: Sequence[Gradient], extras: Sequence[tf.Tensor]
+    ) -> None:
+        del extras
         for weight, value in zip(worker.weights, values, strict=True):
             algorithm.write(weight, value)
 

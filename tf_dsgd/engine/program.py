@@ -37,6 +37,8 @@ class Step(Protocol):
     weights: list[Any]
     """Variables with `.primary` and `.on_workers()`, in the order of the gradients."""
     sparse: list[bool]
+    slots: list[Any]
+    """What the optimizer keeps on the worker, if it runs there."""
 
     def rate(self, index: int) -> tf.Tensor:
         """The optimizer's rate for weight `index`, traced for the side that is open."""
@@ -72,6 +74,7 @@ class _WorkerView:
     def __init__(self, program: Program):
         self._program = program
         self.weights = [v.on_workers().template for v in program.step.weights]
+        self.slots = [v.on_workers().template for v in program.step.slots]
 
     def cell(
         self,
@@ -121,10 +124,22 @@ class _ShardView:
     def version(self) -> tf.Tensor:
         return self._program.shard.version.read_value()
 
-    def cell(self, name: str, index: int, *, per_worker: bool = False) -> tf.Variable:
+    def cell(
+        self,
+        name: str,
+        index: int,
+        *,
+        shape: Any = None,
+        dtype: Any = None,
+        per_worker: bool = False,
+    ) -> tf.Variable:
         weight = self._program.step.weights[index]
-        shape = [self.num_workers] * per_worker + weight.shape.as_list()
-        return self._program.shard_cell((name, _tf.unique_id(weight)), shape, weight.dtype)
+        shape = weight.shape.as_list() if shape is None else list(shape)
+        return self._program.shard_cell(
+            (name, _tf.unique_id(weight)),
+            [self.num_workers] * per_worker + shape,
+            dtype or weight.dtype,
+        )
 
     def counter(self, name: str) -> tf.Variable:
         return self._program.shard_cell((name, "counter"), [], tf.int64)
@@ -256,8 +271,8 @@ class Program:
 
     def _deliver(self, header: tf.Tensor, message: Sequence[Gradient]) -> tf.Tensor:
         self._delivery_traced = True
-        tensors = message[: len(self.step.weights)]
-        changes = message[len(self.step.weights) :]
+        count = len(message) - len(self.step.averaged_state())
+        tensors, changes = message[:count], message[count:]
 
         def apply(staleness: tf.Tensor) -> tf.Tensor | bool:
             changed = self.step.on_shard(
@@ -305,7 +320,10 @@ class Program:
         clock = self.clock.template.read_value()
         worker = clock[WORKER]
         values = self._fetched_values(worker)
-        self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
+        extras = self.step.on_shard(
+            lambda: self.algorithm.server.fetched(self._shard_view, worker)
+        )
+        self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values, extras))
         for variable in self.step.fetched_state():
             variable.on_workers().template.assign(variable.primary.read_value(), read_value=False)
         for variable, base in zip(self.step.averaged_state(), self._base, strict=True):
@@ -315,7 +333,6 @@ class Program:
             else:
                 copy.assign(value)
             base.template.assign(value, read_value=False)
-        self.step.on_shard(lambda: self.algorithm.server.fetched(self._shard_view, worker))
         version = self.shard.version.read_value()
         self._set_clock(clock, {FETCHED: version})
         return version

@@ -96,9 +96,13 @@ class TracedStep:
             self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
             self.sparse = [False] * len(self.weights)
         self._check_written()
-        for variable in self._worker.written.values():
-            if variable.kind in (Kind.SLOT, Kind.CONTROL) and variable is not self._steps:
-                variable.owned_by_workers = True
+        self.slots = [
+            v
+            for v in self._worker.written.values()
+            if v.kind in (Kind.SLOT, Kind.CONTROL) and v is not self._steps
+        ]
+        for variable in self.slots:
+            variable.owned_by_workers = True
 
     def _check_written(self) -> None:
         ids = {id(v) for v in self.weights}
