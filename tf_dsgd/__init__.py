@@ -1,10 +1,10 @@
 """Asynchronous and communication-saving distributed SGD in plain Keras 3 `model.fit`.
 
-    strategy = tf_dsgd.DownpourStrategy(push_every=10, fetch_every=10)
-    with strategy.scope():
-        model = keras.Sequential([...])
-        model.compile(optimizer="adagrad", loss="mse")
-    model.fit(x, y, batch_size=64, epochs=5)
+strategy = tf_dsgd.DownpourStrategy(push_every=10, fetch_every=10)
+with strategy.scope():
+    model = keras.Sequential([...])
+    model.compile(optimizer="adagrad", loss="mse")
+model.fit(x, y, batch_size=64, epochs=5)
 """
 
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing

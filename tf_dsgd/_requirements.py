@@ -1,30 +1,46 @@
 """Says in one line what is missing, before anything else is imported."""
 
+from __future__ import annotations
+
 import importlib.util
+from typing import NoReturn
 
 
 class MissingRequirementError(ImportError):
-    """TensorFlow or Keras is missing, or Keras runs on another backend."""
+    """TensorFlow or Keras is missing or too old, or Keras runs on another backend."""
 
 
-def _fail(message: str) -> None:
-    error = MissingRequirementError(f"tf_dsgd: {message}")
-    raise error from None
+def _fail(message: str) -> NoReturn:
+    raise MissingRequirementError(f"tf_dsgd: {message}") from None
 
 
-if importlib.util.find_spec("tensorflow") is None:
-    _fail('TensorFlow is not installed. Run: pip install "tf_dsgd[cpu]" (or "tf_dsgd[gpu]").')
-if importlib.util.find_spec("keras") is None:
-    _fail("Keras 3 is not installed. Run: pip install keras")
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # an import hook refuses it, or sys.modules holds None
+        return False
 
-import keras  # noqa: E402
 
-if keras.backend.backend() != "tensorflow":
-    _fail(
-        f"Keras runs on the {keras.backend.backend()!r} backend, which tf_dsgd cannot train. Set "
-        "KERAS_BACKEND=tensorflow in the environment before keras is imported."
-    )
+def _check() -> None:
+    if not _installed("tensorflow"):
+        _fail('TensorFlow is not installed. Run: pip install "tf_dsgd[cpu]" (or "tf_dsgd[gpu]").')
+    if not _installed("keras"):
+        _fail("Keras 3 is not installed. Run: pip install 'keras>=3.15,<4'")
+    try:
+        import keras
+    except ImportError as error:
+        _fail(
+            f"Keras cannot load its backend ({error}). Set KERAS_BACKEND=tensorflow in the "
+            "environment before keras is imported."
+        )
+    if keras.backend.backend() != "tensorflow":
+        _fail(
+            f"Keras runs on the {keras.backend.backend()!r} backend, which tf_dsgd cannot train. "
+            "Set KERAS_BACKEND=tensorflow in the environment before keras is imported."
+        )
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if version < (3, 15):
+        _fail(f"Keras {keras.__version__} is too old. Run: pip install 'keras>=3.15,<4'")
 
-_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
-if _VERSION < (3, 15):
-    _fail(f"Keras {keras.__version__} is too old. Run: pip install 'keras>=3.15,<4'")
+
+_check()

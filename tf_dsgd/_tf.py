@@ -34,8 +34,9 @@ StrategyExtended = _distribute_lib.StrategyExtendedV1
 CompositeTensor = tf.__internal__.CompositeTensor
 
 
-def make_variable(value: Any, *, device: str | None, dtype: Any = None, shape: Any = None,
-                  name: str = "cell") -> tf.Variable:
+def make_variable(
+    value: Any, *, device: str | None, dtype: Any = None, shape: Any = None, name: str = "cell"
+) -> tf.Variable:
     """Creates a plain variable, untouched by any variable creator (our own strategy's included).
 
     `tf.Variable` would ask the strategy whose scope is open; the class itself does not.

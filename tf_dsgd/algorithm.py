@@ -27,10 +27,13 @@ Gradient = Any  # tf.Tensor | tf.IndexedSlices
 class Worker(Protocol):
     """What a rule sees of one worker while that worker's function is traced."""
 
-    weights: Sequence[tf.Variable]
-    """This worker's own copy of the weights."""
-    slots: Sequence[tf.Variable]
-    """What the compiled optimizer keeps on this worker; empty if it runs on the shard."""
+    @property
+    def weights(self) -> Sequence[tf.Variable]:
+        """This worker's own copy of the weights."""
+
+    @property
+    def slots(self) -> Sequence[tf.Variable]:
+        """What the compiled optimizer keeps on this worker; empty if it runs on the shard."""
 
     def cell(
         self,
@@ -59,9 +62,17 @@ class Worker(Protocol):
 class Shard(Protocol):
     """What a rule sees of a shard, inside its lock."""
 
-    weights: Sequence[tf.Variable]
-    num_workers: int
-    version: tf.Tensor
+    @property
+    def weights(self) -> Sequence[tf.Variable]:
+        """The weights of the model, which only shards change."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers in the cluster."""
+
+    @property
+    def version(self) -> tf.Tensor:
+        """Updates made so far, an int64 scalar."""
 
     def cell(
         self,

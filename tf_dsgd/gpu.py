@@ -64,8 +64,8 @@ def configure_by_default() -> None:
     if _tf.devices_initialised():
         if not all(tf.config.experimental.get_memory_growth(g) for g in gpus):
             logging.warning(
-                "tf_dsgd: TensorFlow opened its GPUs before the strategy was made, so memory growth "
-                "could not be switched on. Make the strategy first, or call "
+                "tf_dsgd: TensorFlow opened its GPUs before the strategy was made, so memory "
+                "growth could not be switched on. Make the strategy first, or call "
                 "tf_dsgd.gpu.configure_memory() right after the imports."
             )
         return

@@ -54,7 +54,7 @@ class Twin:
                     unsent[m] = 0
                     heapq.heappush(turns, (now + network[m], next(order), m, message))
                 continue
-            if self.waits and fetch_due and 0 <= pushed_at[m] and self.version <= pushed_at[m]:
+            if self.waits and fetch_due and pushed_at[m] >= 0 and self.version <= pushed_at[m]:
                 blocked.append(m)
                 continue
             steps = min(

@@ -134,7 +134,7 @@ def test_adaptive_revision():
             super().__init__(*args)
             self.gbar = np.zeros_like(self.w)
             self.z = self.top = np.ones_like(self.w)
-            self.old = {m: self.gbar for m in range(3)}
+            self.old = dict.fromkeys(range(3), self.gbar)
 
         def fetch(self, m):
             super().fetch(m)

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.program import Program
-from tf_dsgd.engine.shard import SEQUENCE
 from tf_dsgd.engine.state import Store
 
 # Batches waiting for workers take at most this much memory, if there are more than one a worker.
@@ -56,18 +55,12 @@ class Engine(abc.ABC):
         """Number of workers."""
         return len(self.workers)
 
-    def sequences(self) -> Any:
-        """Messages numbered so far, per worker."""
+    @property
+    def program(self) -> Program:
+        """The program that the workers run now."""
         if self._program is None:
-            return [0] * self.num_workers
-        return [int(copy[SEQUENCE]) for copy in self._program.clock.copies]
-
-    def restore_sequences(self, sequences: Sequence[int]) -> None:
-        """Makes workers number their next messages from a checkpoint on."""
-        self._first_sequences = [int(n) for n in sequences]
-        if self._program is not None:
-            for copy, number in zip(self._program.clock.copies, sequences, strict=True):
-                copy.assign(tf.tensor_scatter_nd_update(copy, [[SEQUENCE]], [number]))
+            raise RuntimeError("No step was handed to the workers yet.")
+        return self._program
 
     @abc.abstractmethod
     def prepare(self, program: Program) -> None:
@@ -129,7 +122,7 @@ class Engine(abc.ABC):
         """After an error: sends what is whole, has the failed worker's message refused."""
         for worker in self.workers:
             if worker.unsent:
-                self._program.push[worker.index](tf.constant(worker.index != failed))
+                self.program.push[worker.index](tf.constant(worker.index != failed))
         self._stream = None
         self._reset()
 

@@ -23,8 +23,18 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Gradient, Message
 from tf_dsgd.engine.rows import RowLog
-from tf_dsgd.engine.shard import FETCHED, INCARNATION, SEQUENCE, STEPS, VERSION, WORKER, Shard
-from tf_dsgd.engine.state import Replicated, Store
+from tf_dsgd.engine.shard import Shard
+from tf_dsgd.engine.state import (
+    CLOCK_LENGTH,
+    FETCHED,
+    INCARNATION,
+    SEQUENCE,
+    STEPS,
+    VERSION,
+    WORKER,
+    Replicated,
+    Store,
+)
 
 
 class Step(Protocol):
@@ -166,12 +176,7 @@ class Program:
         self._delivery_traced = False
         self._worker = _WorkerView(self)
         self._shard_view = _ShardView(self)
-        self.clock = store.cell(
-            ("clock",),
-            lambda: store.replicate(
-                lambda m: np.array([m, 0, 0, 0, 0, 0], np.int64), dtype=tf.int64, name="clock"
-            ),
-        )
+        self.clock = store.clock
         self.logs = [
             _tf.make_variable(
                 functools.partial(tf.zeros, [d or 0 for d in spec.shape.as_list()], spec.dtype),
@@ -251,7 +256,7 @@ class Program:
         self._set_clock(clock, {VERSION: version, STEPS: clock[STEPS] + tf.cast(steps, tf.int64)})
 
     def _set_clock(self, clock: tf.Tensor, changes: dict[int, tf.Tensor]) -> tf.Tensor:
-        clock = tf.stack([changes.get(i, clock[i]) for i in range(6)])
+        clock = tf.stack([changes.get(i, clock[i]) for i in range(CLOCK_LENGTH)])
         self.clock.template.assign(clock, read_value=False)
         return clock
 
@@ -263,7 +268,9 @@ class Program:
             message.append(now - base.template.read_value() if additive else now)
             base.template.assign(now, read_value=False)
         clock = self.clock.template.read_value()
-        header = tf.stack([clock[WORKER], clock[INCARNATION], clock[SEQUENCE] + 1, clock[VERSION], clock[STEPS]])
+        header = tf.stack(
+            [clock[WORKER], clock[INCARNATION], clock[SEQUENCE] + 1, clock[VERSION], clock[STEPS]]
+        )
         self._set_clock(clock, {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)})
         return header, message
 
@@ -303,7 +310,7 @@ class Program:
                 continue
             changed, whole = self.row_logs[i].changed(worker)
             unsent = self.step.on_worker(
-                lambda i=i: self.algorithm.local.unsent_rows(self._worker, i)
+                functools.partial(self.algorithm.local.unsent_rows, self._worker, i)
             )
             if unsent is not None:
                 changed = tf.unique(tf.concat([changed, tf.cast(unsent, tf.int64)], 0))[0]
@@ -320,9 +327,7 @@ class Program:
         clock = self.clock.template.read_value()
         worker = clock[WORKER]
         values = self._fetched_values(worker)
-        extras = self.step.on_shard(
-            lambda: self.algorithm.server.fetched(self._shard_view, worker)
-        )
+        extras = self.step.on_shard(lambda: self.algorithm.server.fetched(self._shard_view, worker))
         self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values, extras))
         for variable in self.step.fetched_state():
             variable.on_workers().template.assign(variable.primary.read_value(), read_value=False)

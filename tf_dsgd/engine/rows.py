@@ -8,6 +8,7 @@ worker fetches the whole table once.
 
 from __future__ import annotations
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
@@ -21,10 +22,10 @@ class RowLog:
     def __init__(self, table: tf.Variable, num_workers: int, device: str | None):
         self._table = table
         self._rows = _tf.make_variable(
-            tf.zeros([0], tf.int64), device=device, shape=[None], name="changed_rows"
+            np.zeros([0], np.int64), device=device, shape=[None], name="changed_rows"
         )
         self._place = _tf.make_variable(
-            tf.fill([num_workers], tf.constant(_WHOLE_TABLE, tf.int64)), device=device, name="place"
+            np.full([num_workers], _WHOLE_TABLE, np.int64), device=device, name="place"
         )
 
     def note(self, rows: tf.Tensor) -> None:
@@ -49,12 +50,10 @@ class RowLog:
         place = tf.gather(self._place.read_value(), worker)
         log = self._rows.read_value()
         rows = log[tf.maximum(place, 0) :]
-        self._place.scatter_update(
-            tf.IndexedSlices(tf.size(log, tf.int64)[None], worker[None])
-        )
+        self._place.scatter_update(tf.IndexedSlices(tf.size(log, tf.int64)[None], worker[None]))
         return tf.unique(rows)[0], place < 0
 
     def forget(self) -> None:
         """Every worker fetches the whole table next; for writes that the log did not see."""
-        self._place.assign(tf.fill(self._place.shape, tf.constant(_WHOLE_TABLE, tf.int64)))
-        self._rows.assign(tf.zeros([0], tf.int64))
+        self._place.assign(np.full(self._place.shape, _WHOLE_TABLE, np.int64))
+        self._rows.assign(np.zeros([0], np.int64))

@@ -8,16 +8,14 @@ one seen from that worker, or an incarnation that is not the current one, is ref
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-
-# A worker's clock, whose first five numbers are the header of its next message.
-WORKER, INCARNATION, SEQUENCE, VERSION, STEPS, FETCHED = range(6)
+from tf_dsgd.engine.state import INCARNATION, SEQUENCE, STEPS, VERSION, WORKER
 
 # A worker's row in the shard's books.
 _INCARNATION, _SEQUENCE, _APPLIED, _REFUSED, _REPEATED, _STEPS, _TAU_SUM, _TAU_MAX = range(8)
@@ -150,7 +148,7 @@ class Shard:
         )
         return fresh
 
-    def ledger(self, sequences: np.ndarray) -> Ledger:
+    def ledger(self, sequences: Sequence[int]) -> Ledger:
         """The books; `sequences[m]` is how many messages worker m has numbered."""
         workers = []
         for row, sent in zip(self._books.numpy(), sequences, strict=True):

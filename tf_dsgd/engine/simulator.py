@@ -8,7 +8,7 @@ One worker's round, from time t, with network latency L and compute time C per m
     t + L + n C + L      the shard applies the message; the next round begins
 
 A round without a fetch saves the first L, one without a push the last. Turns at the same instant
-run in the order in which they were put on the clock; a drain brings all workers to the same instant.
+run in the order in which they were put on the clock; a drain brings all workers to one instant.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class SimulatorEngine(Engine):
             return
         self._wake()
         self._advance(flushing=True)
-        if self._program.flush is not None and any(w.clock for w in self.workers):
-            self._program.flush()
+        if self.program.flush is not None and any(w.clock for w in self.workers):
+            self.program.flush()
         self._reset()
 
     def _put(self, time: float, worker: WorkerState, message: Any = None) -> None:
@@ -119,7 +119,7 @@ class SimulatorEngine(Engine):
             self.exchange.waits_for_version
             and worker.fetch_next
             and worker.pushed_at >= 0
-            and not self.exchange.may_fetch(worker.pushed_at, int(self._program.shard.version))
+            and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shard.version))
         )
 
     def _can_begin(self, worker: WorkerState, flushing: bool) -> bool:
@@ -139,8 +139,8 @@ class SimulatorEngine(Engine):
             return
         self._blocked.append(worker)
         if not self._turns:  # everybody waits: make do with what was collected
-            if self._program.flush is not None:
-                self._program.flush()
+            if self.program.flush is not None:
+                self.program.flush()
             for blocked in self._blocked:
                 blocked.pushed_at = -1
             self._wake()
@@ -151,7 +151,7 @@ class SimulatorEngine(Engine):
         self._blocked = []
 
     def _round(self, worker: WorkerState, flushing: bool) -> None:
-        program, m = self._program, worker.index
+        program, m = self.program, worker.index
         random = self._random[m]
         steps = self._round_steps(worker, self._available, flushing)
         self._available -= steps
@@ -169,16 +169,16 @@ class SimulatorEngine(Engine):
             self._put(time, worker)
 
     def _send(self, worker: WorkerState, time: float) -> None:
-        message = self._program.collect[worker.index]()
+        message = self.program.collect[worker.index]()
         worker.unsent = 0
         self._put(time + self._network[worker.index](self._random[worker.index]), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
         if self.exchange.waits_for_version:
-            worker.pushed_at = int(self._program.shard.version)
+            worker.pushed_at = int(self.program.shard.version)
         header, message = turn.message
-        self._program.deliver(header, message)
+        self.program.deliver(header, message)
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()

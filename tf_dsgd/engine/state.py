@@ -10,6 +10,10 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 
+# A worker's clock, whose first five numbers are the header of its next message.
+WORKER, INCARNATION, SEQUENCE, VERSION, STEPS, FETCHED = range(6)
+CLOCK_LENGTH = 6
+
 
 class Replicated:
     """One variable per worker. Functions are traced with the first and bound to the others."""
@@ -29,6 +33,10 @@ class Store:
         self.worker_devices = list(worker_devices)
         self._by_handle: dict[int, Replicated] = {}
         self._cells: dict[Any, Replicated] = {}
+        self.clock = self.replicate(
+            lambda m: np.array([m, *[0] * (CLOCK_LENGTH - 1)]), dtype=tf.int64, name="clock"
+        )
+        """Each worker's clock: the header of its next message, and the version it fetched."""
 
     @property
     def num_workers(self) -> int:
@@ -68,10 +76,13 @@ class Store:
             for m in range(self.num_workers)
         ]
 
-    def zero(self, prefixes: Sequence[str]) -> None:
-        """Empties the cells whose key begins with one of `prefixes`."""
-        for key, replicated in self._cells.items():
-            if key[0] in prefixes:
-                for copy in replicated.copies:
-                    copy.assign(np.zeros([0 if d is None else d for d in copy.shape],
-                                         copy.dtype.as_numpy_dtype))
+    def sequences(self) -> list[int]:
+        """Messages that each worker has numbered so far."""
+        return [int(copy.numpy()[SEQUENCE]) for copy in self.clock.copies]
+
+    def restore_sequences(self, sequences: Sequence[int]) -> None:
+        """Makes workers number their next messages from a checkpoint on."""
+        for copy, number in zip(self.clock.copies, sequences, strict=True):
+            clock = copy.numpy()
+            clock[SEQUENCE] = number
+            copy.assign(clock)

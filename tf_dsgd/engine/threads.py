@@ -68,8 +68,8 @@ class ThreadsEngine(Engine):
             finally:
                 self._flushing = False
             self._raise_error()
-            if self._program.flush is not None and any(w.clock for w in self.workers):
-                self._program.flush()
+            if self.program.flush is not None and any(w.clock for w in self.workers):
+                self.program.flush()
             self._reset()
 
     def _unfinished(self) -> bool:
@@ -116,7 +116,7 @@ class ThreadsEngine(Engine):
                 self._changed.notify_all()
 
     def _rounds(self, worker: WorkerState) -> None:
-        program, stream = self._program, self._stream
+        program, stream = self.program, self._stream
         work = program.work[worker.index]
         while True:
             steps = self._begin(worker)

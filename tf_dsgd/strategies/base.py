@@ -209,7 +209,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Returns:
             `Ledger`; after `fit`, `sent == applied + refused` and `in_flight == 0`.
         """
-        return self.shard.ledger(np.asarray(self.engine.sequences()))
+        return self.shard.ledger(self.engine.store.sequences())
 
     def settle(self) -> None:
         """Waits until every batch handed out is trained on and every message is applied.
@@ -426,7 +426,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         self.settle()
         state = self.shard.state()
-        state["sequences"] = np.asarray(self.engine.sequences(), np.int64)
+        state["sequences"] = np.asarray(self.engine.store.sequences(), np.int64)
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -443,7 +443,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             )
         self.settle()
         self.shard.restore(state)
-        self.engine.restore_sequences(state["sequences"])
+        self.engine.store.restore_sequences(state["sequences"])
 
 
 class _FitProgram:

@@ -102,7 +102,9 @@ class Optimizers:
         with contextlib.ExitStack() as stack:
             for optimizer in list(self._known):
 
-                def note(gradients, variables=None, _optimizer=optimizer):
+                def note(
+                    gradients: Any, variables: Any = None, _optimizer: Any = optimizer
+                ) -> None:
                     applications.append(_noted(_optimizer, gradients, variables, clip))
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))

@@ -118,8 +118,8 @@ class Stream:
 def make_pull(element_spec: Any) -> Any:
     """A function that moves up to `limit` batches of an iterator into a queue."""
 
-    def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor):
-        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor):
+    def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor) -> Any:
+        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor) -> Any:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
             component = tf.nest.flatten(batch, expand_composites=True)[0]
@@ -155,29 +155,33 @@ class TokenIterator:
 
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
-        self._token: Token | None = None
-        self.stream: Stream | None = None
+        self._opened: tuple[Token, Stream] | None = None
         self.program: Any = None
         """The training program that used the last token, if one did."""
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
 
-    def _open(self) -> None:
-        iterator = iter(self.dataset.dataset)
-        self._token = Token(iterator)
-        self.stream = Stream(iterator, self.dataset.pull)
+    def _open(self) -> tuple[Token, Stream]:
+        if self._opened is None:
+            iterator = iter(self.dataset.dataset)
+            self._opened = Token(iterator), Stream(iterator, self.dataset.pull)
+        return self._opened
+
+    @property
+    def stream(self) -> Stream:
+        """These batches on their way to the workers."""
+        return self._open()[1]
 
     def __iter__(self) -> Iterator[Token]:
         # Keras calls `iter` on an iterator before every step.
         return _Steps(self)
 
     def __next__(self) -> Token:
-        if self._token is None:
-            self._open()
+        token, _ = self._open()
         if not self.dataset.strategy.next_token(self):
             raise StopIteration
-        return self._token
+        return token
 
 
 class _Steps:

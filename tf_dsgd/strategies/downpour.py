@@ -49,7 +49,7 @@ class DownpourStrategy(DistributedStrategy):
     Use it to train one model with several workers that never wait for each other. Each worker
     computes gradients on its own copy of the weights, sends their sum every `push_every`
     mini-batches and fetches fresh weights every `fetch_every`; the *compiled Keras optimizer* runs
-    on the shard, once per message.
+    on the shard, once per message::
 
         worker:  if step % n_fetch == 0:  w_local <- fetch()
                  g <- gradient(w_local);  accrued <- accrued + g
@@ -106,9 +106,7 @@ class DownpourStrategy(DistributedStrategy):
 
     Example:
 
-    >>> strategy = tf_dsgd.DownpourStrategy(
-    ...     tf_dsgd.LocalCluster(2), push_every=4, fetch_every=4
-    ... )
+    >>> strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), push_every=4, fetch_every=4)
     >>> with strategy.scope():
     ...     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     ...     model.compile(optimizer="adagrad", loss="mse")
@@ -174,6 +172,5 @@ def _local_rule(value: Any, exchange: Periods) -> LocalRule:
     if value == "optimizer":
         return CompiledOptimizerOnWorker()
     raise ValueError(
-        'local_rule must be "sgd", "none", "optimizer" or a tf_dsgd.LocalSGD. '
-        f"Received: {value!r}."
+        f'local_rule must be "sgd", "none", "optimizer" or a tf_dsgd.LocalSGD. Received: {value!r}.'
     )

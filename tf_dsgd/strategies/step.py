@@ -117,9 +117,7 @@ class TracedStep:
     def pack(self, flat: Sequence[Any]) -> Any:
         """Outputs in the structure that the user's step returned."""
         values = iter(flat)
-        return tf.nest.map_structure(
-            lambda x: None if x is None else next(values), self._structure
-        )
+        return tf.nest.map_structure(lambda x: None if x is None else next(values), self._structure)
 
     # -- what an engine asks for ------------------------------------------------------------
 
@@ -170,9 +168,7 @@ class TracedStep:
             with _tf.method_replaced(inner, "_get_current_learning_rate", rate):
                 application.apply(part)
 
-    def _parts(
-        self, gradients: Sequence[Gradient]
-    ) -> list[tuple[Application, list[Gradient]]]:
+    def _parts(self, gradients: Sequence[Gradient]) -> list[tuple[Application, list[Gradient]]]:
         parts, start = [], 0
         for application in self.applications:
             end = start + len(application.variables)

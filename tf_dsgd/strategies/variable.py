@@ -2,14 +2,24 @@
 
 What becomes of each kind of state:
 
-| kind        | what                         | worker's copy  | at a fetch   | at a push       | read outside |
-|-------------|------------------------------|----------------|--------------|-----------------|--------------|
-| `WEIGHT`    | trainable weights            | yes            | the primary  | by the algorithm| the primary  |
-| `STATISTIC` | BatchNorm's and other state  | yes            | the primary  | floats: mean of the workers' changes; integers: their sum | the primary |
-| `SEED`      | state of seed generators     | its own seed   | kept         | nothing         | worker 0's   |
-| `METRIC`    | sums and counts of metrics   | its own        | kept         | nothing         | the sum      |
-| `SLOT`      | momenta and the like         | if it runs the optimizer | kept | nothing         | the primary, or the workers' mean |
-| `CONTROL`   | rate, counters, loss scale   | yes            | the primary  | nothing         | at once, without waiting |
+`WEIGHT`, trainable weights: a worker has a copy; a fetch overwrites it; the algorithm decides what
+a push does; outside, the primary is read.
+
+`STATISTIC`, BatchNorm's moving statistics and other state of layers: a worker has a copy; a fetch
+brings the primary's value; a push adds the mean over workers of their changes of floats, and the
+sum of their changes of integers; outside, the primary is read.
+
+`SEED`, state of seed generators: each worker has its own and keeps it; outside, worker 0's is
+read.
+
+`METRIC`, sums and counts of metrics: each worker has its own and keeps it; outside, the sum is
+read.
+
+`SLOT`, momenta and the like: a worker has its own only if it runs the optimizer; then the mean over
+workers is read outside, else the primary.
+
+`CONTROL`, an optimizer's scalars (rate, counters, loss scale): a fetch brings the primary's value;
+outside it is read at once.
 
 Everything read outside a worker waits for the work under way, except `CONTROL`.
 """
@@ -166,7 +176,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """The settled value."""
         return self.read_value().numpy()
 
-    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False):
+    def _dense_var_to_tensor(
+        self, dtype: Any = None, name: Any = None, as_ref: bool = False
+    ) -> Any:
         value = self._read_variable_op()
         return value if dtype is None or dtype == value.dtype else NotImplemented
 

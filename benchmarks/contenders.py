@@ -1,0 +1,175 @@
+"""One contender of a benchmark, in a process of its own with TensorFlow's default threads.
+
+    python benchmarks/contenders.py '{"kind": "downpour", "period": 20}'
+
+Prints one line of JSON. The first `fit`, of one epoch, traces the graphs and is not timed. The
+timed one ends when a weight has been read afterwards: a strategy answers that only when every
+mini-batch handed out is done and every update is applied, and the steps counted are those that the
+shard had then applied.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import memory
+import numpy as np
+import tensorflow as tf
+
+CLASSES = 10
+IDS_PER_EXAMPLE = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What to run. `period` is both `push_every` and `fetch_every`."""
+
+    kind: str = "keras"
+    """`keras`: plain fit; `downpour`: fit under DownpourStrategy; `threads`: bare_threads.py."""
+    model: str = "mlp"
+    """`mlp`, `wide`, `deep`, `embedding` or `dense_embedding`."""
+    workers: int = 2
+    period: int = 20
+    steps_per_execution: int = 1
+    variables: int = 6
+    rows: int = 1_000_000
+    batch_size: int = 64
+    examples: int = 12_800
+    epochs: int = 5
+
+
+def make_data(spec: Spec) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    if "embedding" in spec.model:
+        x = random.integers(0, spec.rows, size=(spec.examples, IDS_PER_EXAMPLE), dtype=np.int32)
+    else:
+        x = random.standard_normal((spec.examples, 784), dtype=np.float32)
+    return x, random.integers(0, CLASSES, size=spec.examples)
+
+
+@tf.custom_gradient
+def gather_with_dense_gradient(table, ids):
+    """`tf.gather` whose gradient is a whole table, as if embeddings knew no sparse gradients."""
+
+    def gradient(upstream):
+        dense = tf.math.unsorted_segment_sum(
+            tf.reshape(upstream, [-1, table.shape[1]]), tf.reshape(ids, [-1]), table.shape[0]
+        )
+        return dense, None
+
+    return tf.gather(table, ids), gradient
+
+
+class DenseGradientEmbedding(keras.layers.Layer):
+    """`keras.layers.Embedding`, but for the gradient."""
+
+    def __init__(self, rows, width, **kwargs):
+        super().__init__(**kwargs)
+        self.rows, self.width = rows, width
+
+    def build(self, input_shape):
+        self.table = self.add_weight(shape=(self.rows, self.width), initializer="uniform")
+
+    def call(self, ids):
+        return gather_with_dense_gradient(tf.convert_to_tensor(self.table), ids)
+
+
+def hidden_layers(spec: Spec) -> list[keras.layers.Layer]:
+    if spec.model == "mlp":
+        widths = [512, 512]
+    elif spec.model == "wide":
+        widths = [4096, 4096]
+    else:  # two variables for each layer, the last one included
+        widths = [64] * (spec.variables // 2 - 1)
+    return [keras.layers.Dense(width, "relu") for width in widths]
+
+
+def build_model(spec: Spec) -> keras.Model:
+    if "embedding" in spec.model:
+        embedding = keras.layers.Embedding if spec.model == "embedding" else DenseGradientEmbedding
+        layers = [
+            keras.Input((IDS_PER_EXAMPLE,), dtype="int32"),
+            embedding(spec.rows, 64),
+            keras.layers.GlobalAveragePooling1D(),
+        ]
+    else:
+        layers = [keras.Input((784,)), *hidden_layers(spec)]
+    model = keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        steps_per_execution=spec.steps_per_execution,
+    )
+    return model
+
+
+def run_fit(spec: Spec) -> dict:
+    strategy = None
+    if spec.kind == "downpour":
+        import tf_dsgd
+
+        strategy = tf_dsgd.DownpourStrategy(
+            tf_dsgd.LocalCluster(num_workers=spec.workers),
+            push_every=spec.period,
+            fetch_every=spec.period,
+        )
+    x, y = make_data(spec)
+    tf.zeros([1])  # opens the devices, so that memory is counted from here
+    before = memory.peak_bytes()
+    if strategy is None:
+        model = build_model(spec)
+    else:
+        with strategy.scope():
+            model = build_model(spec)
+    smallest = min(model.trainable_variables, key=lambda variable: math.prod(variable.shape))
+    fit = {"x": x, "y": y, "batch_size": spec.batch_size, "verbose": 0}
+
+    model.fit(**fit)
+    smallest.numpy()
+    steps_before = strategy.steps if strategy else 0
+    start = time.perf_counter()
+    model.fit(**fit, epochs=spec.epochs)
+    smallest.numpy()
+    seconds = time.perf_counter() - start
+    if strategy:
+        steps = strategy.steps - steps_before
+    else:
+        steps = spec.epochs * math.ceil(spec.examples / spec.batch_size)
+
+    parameter_bytes = memory.parameter_bytes(model)
+    result = {
+        "steps": steps,
+        "seconds": seconds,
+        "steps_per_second": steps / seconds,
+        "parameter_bytes": parameter_bytes,
+        "peak_growth_bytes": memory.peak_bytes() - before,
+        "live_copies": memory.live_bytes() / parameter_bytes,
+    }
+    if strategy:
+        result["staleness_mean"] = strategy.staleness().mean
+    return result
+
+
+def main() -> None:
+    spec = Spec(**json.loads(sys.argv[1]))
+    if spec.kind == "threads":
+        import bare_threads
+
+        x, y = make_data(spec)
+        result = bare_threads.run(
+            x, y, spec.batch_size, spec.workers, spec.period, spec.epochs, CLASSES
+        )
+    else:
+        result = run_fit(spec)
+    print(json.dumps({"spec": dataclasses.asdict(spec), **result}))
+
+
+if __name__ == "__main__":
+    main()

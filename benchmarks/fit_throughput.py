@@ -1,0 +1,149 @@
+"""Mini-batches per second of `fit` under DownpourStrategy beside plain Keras, and memory.
+
+    python benchmarks/fit_throughput.py --json benchmarks/results/fit_throughput.json
+    python benchmarks/fit_throughput.py --groups periods --repetitions 3
+
+Every contender runs in a process of its own with TensorFlow's default threads. The repetitions are
+interleaved, and a ratio is taken between two runs of one repetition: the ratios are what counts.
+"""
+
+import argparse
+
+import runs
+
+PROGRAM = "contenders.py"
+
+
+def periods(common: dict) -> tuple[str, dict[str, dict]]:
+    title = "MLP 784-512-512-10, batch 64, SGD(0.01), two local workers"
+    specs = {
+        "plain fit": {"kind": "keras"},
+        "plain fit, steps_per_execution=20": {"kind": "keras", "steps_per_execution": 20},
+        "Downpour, periods of 20": {"kind": "downpour", "period": 20},
+        "Downpour, periods of 5": {"kind": "downpour", "period": 5},
+        "Downpour, periods of 1": {"kind": "downpour", "period": 1},
+        "bare threads without Keras, periods of 20": {"kind": "threads", "period": 20},
+    }
+    return title, with_common(specs, common)
+
+
+def workers(common: dict) -> tuple[str, dict[str, dict]]:
+    title = "Number of workers: the same MLP"
+    specs = {"plain fit": {"kind": "keras"}}
+    for period in (20, 1):
+        for count in (1, 2, 4, 8):
+            name = f"{count} worker{'s'[: count > 1]}, periods of {period}"
+            specs[name] = {"kind": "downpour", "workers": count, "period": period}
+    return title, with_common(specs, common)
+
+
+def variables(common: dict, count: int) -> tuple[str, dict[str, dict]]:
+    title = f"Number of variables: {count} (layers of 64 units), two local workers"
+    specs = {
+        "plain fit": {"kind": "keras"},
+        "Downpour, periods of 20": {"kind": "downpour", "period": 20},
+        "Downpour, periods of 1": {"kind": "downpour", "period": 1},
+    }
+    return title, with_common(specs, {**common, "model": "deep", "variables": count})
+
+
+def embedding(common: dict, rows: int) -> tuple[str, dict[str, dict]]:
+    title = f"Embedding of {rows:,} rows of 64, 20 ids an example, two local workers, periods of 20"
+    specs = {
+        "dense accrual": {"kind": "downpour", "model": "dense_embedding"},
+        "sparse accrual": {"kind": "downpour", "model": "embedding"},
+        "plain fit, sparse": {"kind": "keras", "model": "embedding"},
+    }
+    return title, with_common(specs, {**common, "rows": rows, "epochs": 1})
+
+
+def memory(common: dict) -> tuple[str, dict[str, dict]]:
+    title = "Memory: MLP 784-4096-4096-10, batch 8, SGD without slots, periods of 20"
+    specs = {"plain fit": {"kind": "keras"}}
+    for count in (1, 2, 4):
+        name = f"{count} worker{'s'[: count > 1]}"
+        specs[name] = {"kind": "downpour", "workers": count, "period": 20}
+    small = {"model": "wide", "batch_size": 8, "examples": 1280, "epochs": 1}
+    return title, with_common(specs, {**common, **small})
+
+
+def with_common(specs: dict[str, dict], common: dict) -> dict[str, dict]:
+    return {name: {**common, **spec} for name, spec in specs.items()}
+
+
+def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
+    common = {"examples": options.examples, "epochs": options.epochs}
+    groups = {
+        "periods": lambda: [periods(common)],
+        "embedding": lambda: [embedding(common, options.rows)],
+        "workers": lambda: [workers(common)],
+        "variables": lambda: [variables(common, count) for count in (6, 30, 78, 150)],
+        "memory": lambda: [memory(common)],
+    }
+    names = options.groups.split(",")
+    unknown = set(names) - set(groups)
+    if unknown:
+        raise SystemExit(f"--groups: no such group: {sorted(unknown)}; there are {sorted(groups)}")
+    return [group for name in names for group in groups[name]()]
+
+
+def speed_table(results: dict[str, list[dict]]) -> str:
+    baseline = next(iter(results))
+    rows = []
+    for name, outcomes in results.items():
+        speeds = [outcome["steps_per_second"] for outcome in outcomes]
+        staleness = [o["staleness_mean"] for o in outcomes if "staleness_mean" in o]
+        rows.append(
+            [
+                name,
+                runs.spread(speeds, 0),
+                runs.spread(runs.ratios(results, name, baseline), 2),
+                runs.spread(staleness, 1) if staleness else "",
+            ]
+        )
+    return runs.table(["", "mini-batches/s", f"beside {baseline}", "mean staleness"], rows)
+
+
+def memory_table(results: dict[str, list[dict]]) -> str:
+    rows = []
+    for name, outcomes in results.items():
+        if "live_copies" not in outcomes[0]:
+            continue
+        size = outcomes[0]["parameter_bytes"]
+        rows.append(
+            [
+                name,
+                f"{size / 1e6:.0f} MB",
+                runs.spread([outcome["live_copies"] for outcome in outcomes], 2),
+                runs.spread([outcome["peak_growth_bytes"] / size for outcome in outcomes], 2),
+                runs.spread([outcome["peak_growth_bytes"] / 1e6 for outcome in outcomes], 0)
+                + " MB",
+            ]
+        )
+    header = ["", "parameters", "copies held", "peak growth / parameters", "peak growth"]
+    return runs.table(header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", default="periods,embedding,workers,variables,memory")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=5, help="timed ones, after one that is not")
+    parser.add_argument("--examples", type=int, default=12_800)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the embedding")
+    parser.add_argument("--json", help="where to write all single runs")
+    options = parser.parse_args()
+
+    record = {**runs.provenance(), "groups": []}
+    print(runs.heading(record))
+    for title, specs in chosen_groups(options):
+        results = runs.interleaved(PROGRAM, specs, options.repetitions)
+        record["groups"].append({"title": title, "results": results})
+        print(f"\n### {title}\n\n{speed_table(results)}", flush=True)
+        if specs[next(iter(specs))].get("model") in ("wide", "dense_embedding"):
+            print(f"\n{memory_table(results)}", flush=True)
+        runs.write_json(options.json, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""One trained model for each strategy and engine, shared by the checks that only look at it."""
+
+import types
+
+import keras
+import pytest
+
+from tests import helpers
+from tests.conformance import registry
+
+EXAMPLES, BATCH, EPOCHS = 250, 8, 3  # the last batch of an epoch has two examples
+STEPS_PER_EPOCH = 32
+
+PAIRS = [(c, e) for c in registry.CONFIGURATIONS for e in registry.ENGINES]
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids=["-".join(pair) for pair in PAIRS])
+def trained(request):
+    """A fit of three epochs with validation data, and what was seen at the end of each."""
+    configuration, engine = request.param
+    keras.utils.set_random_seed(1)
+    run = types.SimpleNamespace(configuration=configuration, engine=engine)
+    run.strategy = registry.make(configuration, engine)
+    run.x, run.y = helpers.regression(EXAMPLES)
+    run.validation = helpers.regression(60, seed=5)
+    with run.strategy.scope():
+        run.model = helpers.recording_model(
+            keras.optimizers.SGD(0.02), metrics=helpers.id_metrics()
+        )
+    run.ids = run.model.get_layer("ids").ids
+    ids = helpers.AtEpochEnd(run.ids.take)
+    steps = helpers.AtEpochEnd(lambda: run.strategy.steps)
+    run.history = run.model.fit(
+        run.x,
+        run.y,
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        verbose=0,
+        validation_data=run.validation,
+        callbacks=[ids, steps],
+    ).history
+    run.ids_of_epochs, run.steps_at_epochs = ids.values, steps.values
+    return run

@@ -1,0 +1,40 @@
+"""Every public strategy, in several configurations, and every engine, for the same checks."""
+
+import functools
+
+import tf_dsgd
+
+
+def _downpour(**options):
+    return functools.partial(tf_dsgd.DownpourStrategy, **options)
+
+
+# What a new algorithm adds: its class by name, and lines in CONFIGURATIONS.
+STRATEGIES = {"DownpourStrategy"}
+
+# A name to a function from a cluster to a strategy. The first is the default one.
+CONFIGURATIONS = {
+    "downpour": _downpour(),
+    "downpour_4_4": _downpour(push_every=4, fetch_every=4),
+    "downpour_3_5": _downpour(push_every=3, fetch_every=5),
+    "downpour_none": _downpour(push_every=2, fetch_every=2, local_rule="none"),
+    "downpour_update": _downpour(push_every=2, fetch_every=3, local_rule="optimizer"),
+    "downpour_own_rate": _downpour(push_every=2, fetch_every=2, local_rule=tf_dsgd.LocalSGD(0.01)),
+    "downpour_scaled": _downpour(staleness_scaling="inverse"),
+    "downpour_warm": _downpour(warm_start_steps=10),
+}
+
+ENGINES = {
+    "local": lambda: tf_dsgd.LocalCluster(2),
+    "simulated": lambda: tf_dsgd.SimulatedCluster(
+        3,
+        compute_seconds=[1.0, tf_dsgd.Exponential(1.5), 2.25],
+        network_seconds=tf_dsgd.Exponential(0.1),
+        seed=17,
+    ),
+}
+
+
+def make(configuration, engine):
+    """A fresh strategy on a fresh cluster."""
+    return CONFIGURATIONS[configuration](ENGINES[engine]())

@@ -1,0 +1,124 @@
+"""What every strategy owes to `fit`: it learns, sees each example once, and counts exactly."""
+
+import keras
+import numpy as np
+
+from tests import helpers
+from tests.conformance.conftest import BATCH, EPOCHS, EXAMPLES, STEPS_PER_EPOCH
+
+
+def plain_twin(run):
+    """The same model without a strategy, with the same weights."""
+    model = helpers.recording_model(keras.optimizers.SGD(0.02), metrics=helpers.id_metrics())
+    model.set_weights(run.model.get_weights())
+    return model
+
+
+def test_the_loss_falls(trained):
+    loss = trained.history["loss"]
+    assert len(loss) == EPOCHS
+    at_zero = float(np.mean(trained.y[:, 0] ** 2))  # the kernel starts at zero
+    assert loss[-1] < 0.25 * at_zero
+    assert trained.history["val_loss"][-1] < 0.25 * at_zero
+
+
+def test_every_example_once_an_epoch(trained):
+    assert len(trained.ids_of_epochs) == EPOCHS
+    for ids in trained.ids_of_epochs:
+        np.testing.assert_array_equal(ids, np.arange(EXAMPLES))
+
+
+def test_metrics_are_exact(trained):
+    ids = np.arange(EXAMPLES)
+    assert trained.history["id_count"] == [EXAMPLES] * EPOCHS
+    assert trained.history["id_sum"] == [ids.sum()] * EPOCHS
+    assert trained.history["id_squares"] == [(ids**2).sum()] * EPOCHS
+    assert trained.history["val_id_count"] == [60] * EPOCHS
+    assert trained.history["val_id_sum"] == [np.arange(60).sum()] * EPOCHS
+
+
+def test_steps_are_counted(trained):
+    assert trained.steps_at_epochs == [STEPS_PER_EPOCH * n for n in range(1, EPOCHS + 1)]
+
+
+def test_the_ledger_balances(trained):
+    ledger = helpers.assert_ledger_balances(trained.strategy)
+    assert len(ledger.workers) == (2 if trained.engine == "local" else 3)
+    assert 0 < trained.strategy.updates <= trained.strategy.steps
+    assert int(trained.model.optimizer.iterations) == trained.strategy.updates
+    types = [type(trained.strategy.steps), type(trained.strategy.updates), type(ledger.sent)]
+    assert types == [int, int, int]
+
+
+def test_staleness_is_consistent(trained):
+    staleness = trained.strategy.staleness()
+    assert 0 <= staleness.p50 <= staleness.p99 <= staleness.max
+    assert 0 <= staleness.mean <= staleness.max < trained.strategy.updates
+
+
+def test_evaluate_and_predict_equal_one_device(trained):
+    plain = plain_twin(trained)
+    x, y = trained.validation
+    got = trained.model.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    want = plain.evaluate(x, y, batch_size=16, verbose=0, return_dict=True)
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6, err_msg=name)
+    np.testing.assert_allclose(trained.history["val_loss"][-1], want["loss"], rtol=1e-6)
+    got = trained.model.predict(x, batch_size=16, verbose=0)
+    np.testing.assert_allclose(got, plain.predict(x, batch_size=16, verbose=0), atol=1e-6)
+    np.testing.assert_allclose(trained.model(x[:5]), plain(x[:5]), atol=1e-6)
+
+
+def test_evaluating_does_not_train(trained):
+    before = trained.model.get_weights()
+    steps, updates = trained.strategy.steps, trained.strategy.updates
+    trained.model.evaluate(*trained.validation, verbose=0)
+    trained.model.predict(trained.validation[0], verbose=0)
+    helpers.assert_close(trained.model.get_weights(), before, 0)
+    assert (trained.strategy.steps, trained.strategy.updates) == (steps, updates)
+
+
+def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
+    path = tmp_path / "model.keras"
+    trained.model.save(path)
+    custom = {"RecordIds": helpers.RecordIds, "IdSum": helpers.IdSum}
+    loaded = keras.saving.load_model(path, custom_objects=custom)
+    x, y = trained.validation
+    np.testing.assert_allclose(
+        loaded.predict(x, verbose=0), trained.model.predict(x, verbose=0), atol=1e-6
+    )
+    assert loaded.optimizer.get_config() == trained.model.optimizer.get_config()
+    assert int(loaded.optimizer.iterations) == trained.strategy.updates
+    loaded.fit(x, y, batch_size=20, verbose=0)  # goes on in plain Keras
+    assert int(loaded.optimizer.iterations) == trained.strategy.updates + 3
+
+
+def test_load_weights_reaches_the_workers(trained, tmp_path):
+    """At a rate of 0 an epoch's loss is that of the weights that were loaded."""
+    path = tmp_path / "kept.weights.h5"
+    trained.model.save_weights(path)
+    kept = trained.model.get_weights()
+    plain = plain_twin(trained)
+    want = plain.evaluate(trained.x, trained.y, batch_size=BATCH, verbose=0)[0]
+    trained.model.set_weights([np.full_like(w, 3.0) for w in kept])
+    trained.model.load_weights(path)
+    trained.model.optimizer.learning_rate = 0.0
+    history = trained.model.fit(trained.x, trained.y, batch_size=BATCH, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [want], rtol=1e-5)
+    helpers.assert_close(trained.model.get_weights(), kept, 0)
+    trained.model.optimizer.learning_rate = 0.02
+
+
+def test_zz_a_second_fit_goes_on(trained):
+    """It counts on, learns on, and again sees every example once."""
+    trained.ids.take()
+    steps, updates = trained.strategy.steps, trained.strategy.updates
+    start = trained.model.evaluate(trained.x, trained.y, verbose=0)[0]
+    trained.model.fit(trained.x, trained.y, batch_size=10, epochs=2, verbose=0)
+    np.testing.assert_array_equal(trained.ids.take(), np.repeat(np.arange(EXAMPLES), 2))
+    assert trained.strategy.steps == steps + 50
+    assert updates < trained.strategy.updates <= updates + 50
+    assert trained.model.evaluate(trained.x, trained.y, verbose=0)[0] < start
+    helpers.assert_ledger_balances(trained.strategy)
+    assert int(trained.model.optimizer.iterations) == trained.strategy.updates

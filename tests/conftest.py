@@ -1,0 +1,46 @@
+"""What every test shares: quiet TensorFlow logs, fixed seeds, and no GPU tests without a GPU."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import pytest
+
+SECONDS_PER_TEST = 120  # a test that waits longer hangs; pyproject's limit is for marked, slow ones
+_deselected = []
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselects what needs a GPU where there is none, and bounds the time of every test."""
+    for item in items:
+        if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU"):
+        return
+    _deselected.extend(marked)
+    items[:] = [item for item in items if item not in marked]
+    config.hook.pytest_deselected(items=marked)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says why GPU tests did not run."""
+    for item in _deselected:
+        terminalreporter.write_line(
+            f"DESELECTED {item.nodeid}: TensorFlow lists no GPU on this machine"
+        )
+
+
+@pytest.fixture(autouse=True)
+def _fresh_seeds():
+    import keras
+
+    keras.utils.set_random_seed(20240)
+    keras.config.set_dtype_policy("float32")
+    yield
+    keras.config.set_dtype_policy("float32")

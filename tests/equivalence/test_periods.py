@@ -1,0 +1,82 @@
+"""One worker, periods above 1: closed forms that hold whatever the engine."""
+
+import numpy as np
+import pytest
+from keras import optimizers
+
+import tf_dsgd
+from tests import helpers
+from tests.equivalence import twin
+
+
+@pytest.mark.parametrize("engine", twin.ENGINES)
+@pytest.mark.parametrize("period", [2, 3, 4])
+def test_sgd_is_plain_sgd_at_any_period(period, engine):
+    """The local copy takes the very steps that the server takes later in one sum."""
+    strategy = tf_dsgd.DownpourStrategy(
+        twin.ENGINES[engine](), push_every=period, fetch_every=period
+    )
+    make, (x, y) = twin.mlp(lambda: optimizers.SGD(0.05)), twin.data()
+    plain, _, logs = twin.fit(make, x, y)
+    with strategy.scope():
+        model, _, got = twin.fit(make, x, y)
+    helpers.assert_close(twin.state(model.weights), twin.state(plain.weights), 2e-6)
+    np.testing.assert_allclose(got["loss"], logs["loss"], rtol=1e-5)
+    # The epoch's end pushes the rest.
+    pushes = twin.EPOCHS * -(-twin.STEPS // twin.EPOCHS // period)
+    assert strategy.updates == int(model.optimizer.iterations) == pushes
+    assert strategy.steps == twin.STEPS
+
+
+@pytest.mark.parametrize("engine", twin.ENGINES)
+def test_a_local_rate_of_zero_is_the_rule_none(engine):
+    """Neither moves between fetches, so both are one step on the sum of the gradients."""
+    x, y = twin.data()
+    weights = []
+    for rule in ("none", tf_dsgd.LocalSGD(0.0)):
+        strategy = tf_dsgd.DownpourStrategy(
+            twin.ENGINES[engine](), push_every=3, fetch_every=3, local_rule=rule
+        )
+        with strategy.scope():
+            model, _, _ = twin.fit(twin.mlp(lambda: optimizers.SGD(0.02)), x, y)
+        weights.append(twin.state(model.weights))
+    helpers.assert_close(weights[0], weights[1], 0)
+    # Plain Keras on batches of three times the size sees the mean of what is summed here.
+    plain, _, _ = twin.fit(twin.mlp(lambda: optimizers.SGD(0.06)), x, y, batch_size=3 * twin.BATCH)
+    helpers.assert_close(weights[0], twin.state(plain.weights), 2e-6)
+
+
+@pytest.mark.parametrize("local_rule", ["sgd", "none", "optimizer"])
+def test_a_schedule_follows_mini_batches_not_updates(local_rule):
+    """Rate 1 for 16 mini-batches, then 0; 8 pushes of 4 gradients of 1 each.
+
+    By mini-batches the weight ends at -16, or at -20 where a push that begins at step 16 still
+    counts; by updates, of which there are 8, the rate would stay at 1 and the weight end at -32.
+    """
+    strategy = tf_dsgd.DownpourStrategy(
+        tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4, local_rule=local_rule
+    )
+    rate = optimizers.schedules.PiecewiseConstantDecay([16], [1.0, 0.0])
+    x, y = helpers.ones(8 * 32)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(optimizers.SGD(rate))
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) == strategy.updates == 8
+    assert -20.0 <= float(model.get_weights()[0][0, 0]) <= -16.0
+
+
+@pytest.mark.parametrize("local_rule", ["sgd", "none", "optimizer"])
+def test_adam_corrects_its_bias_by_updates(local_rule):
+    """Adam on a constant gradient moves by exactly its rate at each update, if it counts updates.
+
+    A worker that runs the optimizer itself takes one such step for each mini-batch.
+    """
+    strategy = tf_dsgd.DownpourStrategy(
+        tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4, local_rule=local_rule
+    )
+    x, y = helpers.ones(8 * 32)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(optimizers.Adam(0.125, epsilon=0.0))
+    model.fit(x, y, batch_size=8, verbose=0)
+    moves = 32 if local_rule == "optimizer" else 8
+    np.testing.assert_allclose(model.get_weights()[0], np.full((3, 1), -0.125 * moves), rtol=1e-4)

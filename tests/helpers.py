@@ -1,0 +1,239 @@
+"""Models, data, layers and metrics that several tests use, none of which knows tf_dsgd's inside."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Ids:
+    """Sample ids noted by any thread."""
+
+    def __init__(self):
+        self._mutex = threading.Lock()
+        self._noted = []
+
+    def add(self, ids):
+        with self._mutex:
+            self._noted.append(np.asarray(ids).astype(np.int64).ravel())
+
+    def take(self):
+        """Returns the ids noted since the last call, sorted."""
+        with self._mutex:
+            noted, self._noted = self._noted, []
+        return np.sort(np.concatenate(noted)) if noted else np.zeros(0, np.int64)
+
+
+class RecordIds(keras.layers.Layer):
+    """Takes the first column of its input off, as sample ids, and notes those trained on."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_jit = False
+        self.ids = Ids()
+
+    def call(self, inputs, training=False):
+        if training:
+            inputs = _identity_with(self._note, inputs)
+        return inputs[:, 1:]
+
+    def compute_output_shape(self, input_shape):
+        return (*input_shape[:-1], input_shape[-1] - 1)
+
+    def _note(self, batch):
+        self.ids.add(batch[:, 0])
+        return batch
+
+
+class Sleep(keras.layers.Layer):
+    """Waits while training, as a slow layer would, without holding Python's lock."""
+
+    def __init__(self, seconds, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_jit = False
+        self.seconds = seconds
+
+    def call(self, inputs, training=False):
+        return _identity_with(self._wait, inputs) if training else inputs
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+    def _wait(self, batch):
+        time.sleep(self.seconds)
+        return batch
+
+
+def _identity_with(function, inputs):
+    outputs = tf.numpy_function(function, [inputs], inputs.dtype)
+    outputs.set_shape(inputs.shape)
+    return outputs
+
+
+class IdSum(keras.metrics.Metric):
+    """The exact sum of `ids ** power` over the samples seen; the ids are the last target column."""
+
+    def __init__(self, power, name):
+        super().__init__(name=name, dtype="int64")
+        self.power = power
+        self.total = self.add_variable((), initializer="zeros", dtype="int64", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = tf.cast(y_true[:, -1], tf.int64)
+        self.total.assign_add(tf.reduce_sum(ids**self.power))
+
+    def result(self):
+        return keras.ops.add(self.total, 0)  # a value, not the variable
+
+    def reset_state(self):
+        self.total.assign(0)
+
+    def get_config(self):
+        return {"power": self.power, "name": self.name}
+
+
+def id_metrics():
+    """Metrics that are right only if every id was counted once: number, sum, sum of squares."""
+    return [IdSum(0, "id_count"), IdSum(1, "id_sum"), IdSum(2, "id_squares")]
+
+
+@keras.saving.register_keras_serializable("tests")
+def mse_of_first(y_true, y_pred):
+    """Squared error against the first target column; the last one holds the id."""
+    return keras.ops.mean(keras.ops.square(y_true[:, :1] - y_pred), axis=-1)
+
+
+def regression(examples=250, features=4, seed=0, ids=True):
+    """A linear problem without noise; with `ids`, in the first input and the last target column."""
+    x = np.random.default_rng(seed).standard_normal((examples, features)).astype("float32")
+    kernel = np.linspace(-1.0, 2.0, features)[:, None]
+    y = (x @ kernel + 1.0).astype("float32")
+    if not ids:
+        return x, y
+    number = np.arange(examples, dtype="float32")[:, None]
+    return np.concatenate([number, x], 1), np.concatenate([y, number], 1)
+
+
+def recording_model(optimizer, features=4, metrics=(), **compile_args):
+    """A linear model for `regression` data that notes the ids it trains on."""
+    model = keras.Sequential(
+        [
+            keras.Input((features + 1,)),
+            RecordIds(name="ids"),
+            keras.layers.Dense(1, kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(optimizer, mse_of_first, metrics=list(metrics), **compile_args)
+    return model
+
+
+@keras.saving.register_keras_serializable("tests")
+def mean_output(y_true, y_pred):
+    """A loss linear in the output: the gradient is constant, whatever the weights are."""
+    return keras.ops.mean(y_pred, axis=-1) + 0.0 * keras.ops.mean(y_true)
+
+
+def constant_gradient_model(optimizer, extra=(), width=3, **compile_args):
+    """On inputs of ones every weight's gradient is exactly 1, and weights start at 0."""
+    model = keras.Sequential(
+        [
+            keras.Input((width,)),
+            *extra,
+            keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+        ]
+    )
+    model.compile(optimizer, mean_output, **compile_args)
+    return model
+
+
+def ones(examples, width=3):
+    """Inputs for `constant_gradient_model`."""
+    return np.ones((examples, width), "float32"), np.zeros((examples, 1), "float32")
+
+
+class EpochSeconds(keras.callbacks.Callback):
+    """The wall time of each epoch, from its beginning to its logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+class AtEpochEnd(keras.callbacks.Callback):
+    """Keeps what a function returns at the end of every epoch."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.values = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.values.append(self.function())
+
+
+def assert_close(got, want, tolerance=1e-6, name=""):
+    """Fails unless two lists of arrays agree to the tolerance, relative and absolute."""
+    assert len(got) == len(want), (name, len(got), len(want))
+    for index, (a, b) in enumerate(zip(got, want, strict=True)):
+        message = f"{name}[{index}]"
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=message)
+
+
+def assert_ledger_balances(strategy):
+    """Every message sent was applied or refused, in total and for each worker."""
+    ledger = strategy.ledger()
+    assert ledger.in_flight == 0
+    assert ledger.sent == ledger.applied + ledger.refused
+    assert ledger.applied == strategy.updates
+    for name in ("sent", "applied", "refused"):
+        assert sum(getattr(w, name) for w in ledger.workers) == getattr(ledger, name), name
+    for worker in ledger.workers:
+        assert worker.sent == worker.applied + worker.refused
+    assert sum(worker.steps for worker in ledger.workers) == strategy.steps
+    assert strategy.staleness().count == ledger.applied
+    return ledger
+
+
+@contextlib.contextmanager
+def works_or_explains(*words):
+    """Lets the block succeed, or fail with one error that holds each of the words."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        text = str(error).lower()
+        missing = [word for word in words if word.lower() not in text]
+        assert not missing, f"the message lacks {missing}: {error}"
+
+
+def python(code, *, timeout=60, **env):
+    """Runs code in a fresh interpreter that finds the package; returns the finished process."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=python_env(**env),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def python_env(**env):
+    """The environment of such an interpreter."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path, **env}

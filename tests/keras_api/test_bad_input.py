@@ -1,0 +1,194 @@
+"""A wrong value of any public argument: one error that names it and a remedy. Nothing hangs."""
+
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dsgd
+from tests import helpers
+
+REMEDY = re.compile(r"must|expected|should|one of|use |pass |give", re.IGNORECASE)
+
+
+def simulated(**changes):
+    good = {"num_workers": 2, "compute_seconds": 1.0, "network_seconds": 0.0, "seed": 0}
+    return tf_dsgd.SimulatedCluster(**{**good, **changes})
+
+
+BAD = [
+    *[
+        (tf_dsgd.DownpourStrategy, name, value)
+        for name in ("push_every", "fetch_every")
+        for value in (0, -1, 1.5, "4", None)
+    ],
+    *[(tf_dsgd.DownpourStrategy, "local_rule", v) for v in ("adam", 3, None, "SGD")],
+    *[(tf_dsgd.DownpourStrategy, "staleness_scaling", v) for v in ("inverze", 3, True)],
+    *[(tf_dsgd.DownpourStrategy, "max_staleness", v) for v in (-1, 1.5, "2")],
+    *[(tf_dsgd.DownpourStrategy, "warm_start_steps", v) for v in (-1, 0.5, "10", None)],
+    *[(tf_dsgd.DownpourStrategy, "cluster", v) for v in (3, "localhost:2222", object)],
+    *[(tf_dsgd.LocalCluster, "num_workers", v) for v in (0, -2, 2.5, "2")],
+    *[(simulated, "num_workers", v) for v in (0, -1, 2.5, "3", None)],
+    *[
+        (simulated, name, value)
+        for name in ("compute_seconds", "network_seconds")
+        for value in (-1.0, math.nan, math.inf, "fast", None, [1.0], [1.0, 2.0, 3.0], [1.0, -2.0])
+    ],
+    *[(simulated, "seed", v) for v in (None, "a", 1.5, -1)],
+    *[(tf_dsgd.Exponential, "mean", v) for v in (-1.0, 0.0, math.nan, math.inf, "1", None)],
+    *[(tf_dsgd.LocalSGD, "", v) for v in (-0.1, math.nan, math.inf, "fast", None)],
+    *[(tf_dsgd.gpu.configure_memory, "limit_mb", v) for v in (0, -5, "1GB")],
+    *[(tf_dsgd.gpu.configure_memory, "growth", v) for v in ("yes", 2, None)],
+]
+
+
+def label(case):
+    made, name, value = case
+    return f"{made.__name__}-{name}-{value!r}"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("case", BAD, ids=label)
+def test_wrong_value(case):
+    """The message holds the argument's name, the value as it was given, and a remedy."""
+    made, name, value = case
+    with pytest.raises((ValueError, TypeError)) as caught:
+        made(**{name: value}) if name else made(value)
+    message = str(caught.value)
+    assert name in message
+    assert repr(value) in message or str(value) in message, message
+    assert REMEDY.search(message), message
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("made", "argument"),
+    [
+        (tf_dsgd.DownpourStrategy, "push_evry"),
+        (tf_dsgd.LocalCluster, "workers"),
+        (simulated, "latency"),
+    ],
+)
+def test_unknown_argument(made, argument):
+    with pytest.raises(TypeError, match=argument):
+        made(**{argument: 1})
+
+
+def test_options_are_keywords_only():
+    with pytest.raises(TypeError):
+        tf_dsgd.DownpourStrategy(None, 4)
+    with pytest.raises(TypeError):
+        tf_dsgd.SimulatedCluster(2, 1.0, 0.0, 0)
+
+
+def data():
+    return helpers.ones(16)
+
+
+@pytest.mark.timeout(60)
+def test_a_model_from_outside_the_scope():
+    """Made outside and trained inside: this strategy trains it, or the error names the scope."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.zeros((3, 1))])
+    with helpers.works_or_explains("scope"), strategy.scope():
+        model.compile(keras.optimizers.SGD(1.0), helpers.mean_output)
+        model.fit(*data(), batch_size=2, verbose=0)
+        assert strategy.steps == 8
+        np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -8.0, "f"))
+
+
+@pytest.mark.timeout(60)
+def test_an_optimizer_from_outside_the_scope():
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    optimizer = keras.optimizers.SGD(1.0, momentum=1.0)
+    with helpers.works_or_explains("optimizer", "scope"):
+        with strategy.scope():
+            model = helpers.constant_gradient_model(optimizer)
+        model.fit(*data(), batch_size=2, verbose=0)
+        assert strategy.steps == int(optimizer.iterations) == 8
+        np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -36.0, "f"))
+
+
+@pytest.mark.timeout(60)
+def test_an_optimizer_of_another_strategy():
+    first = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    second = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with first.scope():
+        optimizer = keras.optimizers.SGD(1.0)
+    with helpers.works_or_explains("optimizer", "scope"):
+        with second.scope():
+            model = helpers.constant_gradient_model(optimizer)
+        model.fit(*data(), batch_size=2, verbose=0)
+        assert (first.steps, second.steps) == (0, 8)
+        np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -8.0, "f"))
+
+
+@pytest.mark.timeout(60)
+def test_one_scope_inside_another_is_refused():
+    outer = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    inner = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with outer.scope(), pytest.raises((RuntimeError, ValueError), match="scope"), inner.scope():
+        pass
+
+
+@pytest.mark.timeout(60)
+def test_two_strategies_train_side_by_side():
+    """Each with its own model, their fits in turn: neither sees the other's workers or counts."""
+    strategies = [
+        tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2)),
+        tf_dsgd.DownpourStrategy(simulated(), push_every=2),
+    ]
+    models = []
+    for strategy in strategies:
+        with strategy.scope():
+            models.append(helpers.constant_gradient_model(keras.optimizers.SGD(1.0)))
+    for turn in range(1, 3):
+        for strategy, model in zip(strategies, models, strict=True):
+            model.fit(*data(), batch_size=2, verbose=0)
+            assert strategy.steps == 8 * turn
+            np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -8.0 * turn, "f"))
+
+
+@pytest.mark.timeout(60)
+def test_two_models_under_one_strategy():
+    """One scope, two models, fits in turn: it works, or the error says how to do it."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with helpers.works_or_explains("strategy", "model"):
+        with strategy.scope():
+            models = [
+                helpers.constant_gradient_model(keras.optimizers.SGD(rate)) for rate in (1.0, 2.0)
+            ]
+        for turn in (1, 2):
+            for model, rate in zip(models, (1.0, 2.0), strict=True):
+                model.fit(*data(), batch_size=2, verbose=0)
+                np.testing.assert_array_equal(
+                    model.get_weights()[0], np.full((3, 1), -8.0 * turn * rate, "f")
+                )
+
+
+@pytest.mark.timeout(60)
+def test_a_fit_that_keras_refuses_leaves_a_working_strategy():
+    """Wrong data of a user's: Keras's own error comes out, and the next fit trains."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    with pytest.raises(Exception, match=r"shape|incompatible"):
+        model.fit(np.ones((16, 5), "f"), np.ones((16, 1), "f"), batch_size=2, verbose=0)
+    model.fit(*data(), batch_size=2, verbose=0)
+    assert strategy.steps == 8
+
+
+@pytest.mark.timeout(60)
+def test_more_workers_than_batches():
+    """Most of sixteen workers never get a batch, and nobody waits for them."""
+    for cluster in (tf_dsgd.LocalCluster(4), simulated(num_workers=16)):
+        strategy = tf_dsgd.DownpourStrategy(cluster, push_every=5, fetch_every=7)
+        with strategy.scope():
+            model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+        x, y = helpers.ones(3)
+        model.fit(x, y, batch_size=2, epochs=2, verbose=0)
+        assert strategy.steps == 4
+        np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -4.0, "f"))

@@ -1,0 +1,89 @@
+"""A training loop of one's own over `experimental_distribute_dataset` and `run`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests import helpers
+
+CLUSTERS = {
+    "local_1": lambda: tf_dsgd.LocalCluster(1),
+    "local_2": lambda: tf_dsgd.LocalCluster(2),
+    "simulated_3": lambda: tf_dsgd.SimulatedCluster(
+        3, compute_seconds=1.0, network_seconds=0.1, seed=0
+    ),
+}
+
+
+def make_model():
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)]
+    )
+    return model, keras.optimizers.SGD(0.05, momentum=0.5)
+
+
+def make_replica_step(model, optimizer):
+    def replica_step(data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(model(x, training=True) - y))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return replica_step
+
+
+@pytest.fixture(params=CLUSTERS)
+def strategy(request):
+    return tf_dsgd.DownpourStrategy(CLUSTERS[request.param]())
+
+
+def test_loop(strategy):
+    x, y = helpers.regression(96, ids=False)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    with strategy.scope():
+        model, optimizer = make_model()
+        optimizer.build(model.trainable_variables)
+    replica_step = make_replica_step(model, optimizer)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+
+    @tf.function
+    def step(data):
+        return strategy.run(replica_step, args=(data,))
+
+    start = float(np.mean((model(x) - y) ** 2))
+    for _ in range(3):
+        for data in distributed:
+            step(data)
+    weights = model.get_weights()  # reading waits for all the work under way
+    assert strategy.steps == strategy.updates == int(optimizer.iterations) == 36
+    helpers.assert_ledger_balances(strategy)
+    assert float(np.mean((model(x) - y) ** 2)) < 0.5 * start
+    if len(strategy.ledger().workers) == 1:
+        helpers.assert_close(weights, plain_loop(x, y))
+
+
+def plain_loop(x, y):
+    """The same loop by TensorFlow alone."""
+    model, optimizer = make_model()
+    replica_step = make_replica_step(model, optimizer)
+    for _ in range(3):
+        for begin in range(0, len(x), 8):
+            replica_step((x[begin : begin + 8], y[begin : begin + 8]))
+    return model.get_weights()
+
+
+def test_a_function_without_data_runs(strategy):
+    """`run` without a batch of a distributed dataset still runs the function, in the scope."""
+    with strategy.scope():
+        variable = tf.Variable(3.0)
+
+    @tf.function
+    def double():
+        return strategy.run(lambda: 2.0 * variable)
+
+    assert [float(v) for v in strategy.experimental_local_results(double())] == [6.0]

@@ -1,0 +1,87 @@
+"""Ctrl-C ends `fit` within two seconds, as a KeyboardInterrupt, and leaves a usable process."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import helpers
+
+SCRIPT = """
+import sys
+import keras
+import tf_dsgd
+from tests import helpers
+
+cluster = {cluster}
+strategy = tf_dsgd.DownpourStrategy(cluster)
+with strategy.scope():
+    model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[helpers.Sleep(0.05)])
+x, y = helpers.ones(2 * 4000)
+
+def tell(batch, logs):
+    if batch == 5:
+        print("TRAINING", flush=True)
+
+callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=tell)]
+{body}
+"""
+CAUGHT = """
+try:
+    model.fit(x, y, batch_size=2, verbose=0, callbacks=callbacks)
+except KeyboardInterrupt:
+    steps = strategy.steps
+    weight = float(model.get_weights()[0][0, 0])
+    print("INTERRUPTED", strategy.ledger().in_flight, steps + weight, flush=True)
+    model.fit(x[:20], y[:20], batch_size=2, verbose=0)
+    print("AGAIN", strategy.steps - steps, flush=True)
+"""
+LOCAL = "tf_dsgd.LocalCluster(2)"
+SIMULATED = "tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.0, seed=0)"
+
+
+def interrupt(cluster, body):
+    """Sends SIGINT once training runs; returns output, error text, exit code and seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(cluster=cluster, body=body)],
+        cwd=helpers.ROOT,
+        env=helpers.python_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for line in process.stdout:
+            if line.startswith("TRAINING"):
+                break
+        else:
+            pytest.fail(process.communicate(timeout=10)[1])
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        first = process.stdout.readline()
+        seconds = time.monotonic() - start
+        out, err = process.communicate(timeout=20)
+        return first + out, err, process.returncode, seconds
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+
+
+@pytest.mark.parametrize("cluster", [LOCAL, SIMULATED], ids=["local", "simulated"])
+def test_caught_and_trained_on(cluster):
+    out, err, code, seconds = interrupt(cluster, CAUGHT)
+    assert code == 0, err
+    assert out.split() == ["INTERRUPTED", "0", "0.0", "AGAIN", "10"], (out, err)
+    assert seconds <= 2.0
+
+
+def test_uncaught_ends_the_process():
+    """Nobody catches it: the process is gone within two seconds, by the signal, with its trace."""
+    _, err, code, seconds = interrupt(
+        LOCAL, "model.fit(x, y, batch_size=2, verbose=0, callbacks=callbacks)"
+    )
+    assert code in (-signal.SIGINT, 130)
+    assert "KeyboardInterrupt" in err
+    assert seconds <= 2.0

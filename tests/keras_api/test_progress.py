@@ -1,0 +1,57 @@
+"""What a user sees while `fit` runs: one bar an epoch, true counts, lines when it is piped."""
+
+import re
+
+import pytest
+
+import tf_dsgd
+from tests import helpers
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x08|\r")
+
+
+def printed(capsys, verbose, epochs=2, examples=250, **arguments):
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    x, y = helpers.regression(examples)
+    with strategy.scope():
+        model = helpers.recording_model("sgd", metrics=helpers.id_metrics())
+    capsys.readouterr()
+    history = model.fit(x, y, batch_size=8, epochs=epochs, verbose=verbose, **arguments).history
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return ESCAPES.sub("", captured.out).splitlines(), history
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_one_bar_with_the_true_count(capsys, verbose):
+    lines, history = printed(capsys, verbose)
+    assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
+    last = [line for line in lines if line.startswith("32/32")]
+    assert len(last) == 2, lines
+    for line, loss, count in zip(last, history["loss"], history["id_count"], strict=True):
+        assert float(re.search(r" loss: ([-0-9.e+]+)", line)[1]) == pytest.approx(loss, rel=1e-3)
+        assert float(re.search(r"id_count: ([0-9.e+]+)", line)[1]) == count == 250
+        assert "/step" in line
+    if verbose == 2:
+        assert len(lines) == 4
+
+
+def test_the_bar_counts_up_and_estimates(capsys):
+    lines, _ = printed(capsys, 1, epochs=1)
+    counts = [int(m[1]) for m in (re.match(r" ?(\d+)/32 ", line) for line in lines) if m]
+    assert counts == sorted(set(counts))
+    assert counts[-1] == 32
+    assert all(len(line) < 200 and line.isprintable() for line in lines)
+
+
+def test_silence_when_asked(capsys):
+    lines, _ = printed(capsys, 0)
+    assert lines == []
+
+
+def test_validation_shows_in_the_epochs_last_line(capsys):
+    x, y = helpers.regression(40)
+    lines, history = printed(capsys, 1, epochs=1, validation_data=(x, y))
+    (line,) = [line for line in lines if "val_loss" in line]
+    value = float(re.search(r"val_loss: ([-0-9.e+]+)", line)[1])
+    assert value == pytest.approx(history["val_loss"][0], rel=1e-3)

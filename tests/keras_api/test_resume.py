@@ -1,0 +1,119 @@
+"""Stopped and started again: the epoch, the optimizer and the strategy's own counters go on."""
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dsgd
+from tests import helpers
+
+CALLBACKS = {
+    "keras": keras.callbacks.BackupAndRestore,
+    "tf_dsgd": lambda path: tf_dsgd.callbacks.BackupAndRestore(path),
+}
+STEPS = 8
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a run."""
+
+
+class InterruptAt(keras.callbacks.Callback):
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at, self.epoch = (epoch, batch), None
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == self.at:
+            raise Interrupted
+
+
+def start(**options):
+    keras.utils.set_random_seed(3)
+    cluster = tf_dsgd.SimulatedCluster(1, compute_seconds=1.0, network_seconds=0.0, seed=0)
+    strategy = tf_dsgd.DownpourStrategy(cluster, **options)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    return strategy, model
+
+
+def fit(model, *callbacks):
+    x, y = helpers.regression(8 * STEPS, ids=False)
+    seen = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: seen.append(epoch))
+    settings = {"batch_size": 8, "epochs": 4, "shuffle": False, "verbose": 0}
+    model.fit(x, y, callbacks=[*callbacks, note], **settings)
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"push_every": 3, "fetch_every": 2}], ids=["1_1", "3_2"])
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(name, options, tmp_path):
+    unbroken, reference = start(**options)
+    fit(reference)
+    strategy, model = start(**options)
+    with pytest.raises(Interrupted):
+        fit(model, CALLBACKS[name](tmp_path / "backup"), InterruptAt(2, 4))
+    strategy, model = start(**options)
+    epochs = fit(model, CALLBACKS[name](tmp_path / "backup"))
+    assert epochs == [2, 3]
+    helpers.assert_close(model.get_weights(), reference.get_weights(), 1e-6)
+    assert int(model.optimizer.iterations) == int(reference.optimizer.iterations)
+    if name == "tf_dsgd":
+        assert strategy.steps == unbroken.steps == 4 * STEPS
+        assert strategy.updates == unbroken.updates
+        helpers.assert_ledger_balances(strategy)
+
+
+def test_a_schedule_resumes_by_mini_batches(tmp_path):
+    """The rate falls to 0 after 24 mini-batches; a run cut after 16 must know that 8 are left."""
+
+    def make():
+        cluster = tf_dsgd.SimulatedCluster(1, compute_seconds=1.0, network_seconds=0.0, seed=0)
+        strategy = tf_dsgd.DownpourStrategy(cluster, push_every=4, fetch_every=4)
+        rate = keras.optimizers.schedules.PiecewiseConstantDecay([24], [1.0, 0.0])
+        with strategy.scope():
+            return helpers.constant_gradient_model(keras.optimizers.SGD(rate))
+
+    def run(model, *callbacks):
+        x, y = helpers.ones(2 * 8)
+        model.fit(x, y, batch_size=2, epochs=6, verbose=0, callbacks=list(callbacks))
+        return float(model.get_weights()[0][0, 0])
+
+    unbroken = run(make())
+    backup = tf_dsgd.callbacks.BackupAndRestore
+    with pytest.raises(Interrupted):
+        run(make(), backup(tmp_path / "backup"), InterruptAt(2, 1))
+    assert run(make(), backup(tmp_path / "backup")) == unbroken
+    assert -28.0 <= unbroken <= -24.0
+
+
+def test_a_finished_run_leaves_no_backup(tmp_path):
+    _, model = start()
+    assert fit(model, tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup")) == [0, 1, 2, 3]
+    assert not (tmp_path / "backup").exists()
+
+
+def test_two_local_workers_resume_after_an_interruption(tmp_path):
+    """Nothing of the broken epoch counts: a constant gradient leaves one step per mini-batch."""
+
+    def make():
+        strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), push_every=2, fetch_every=3)
+        with strategy.scope():
+            return strategy, helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+
+    x, y = helpers.ones(2 * STEPS)
+    settings = {"batch_size": 2, "epochs": 4, "verbose": 0}
+    _, model = make()
+    backup = tf_dsgd.callbacks.BackupAndRestore
+    with pytest.raises(Interrupted):
+        model.fit(x, y, callbacks=[backup(tmp_path / "b"), InterruptAt(1, 3)], **settings)
+    strategy, model = make()
+    model.fit(x, y, callbacks=[backup(tmp_path / "b")], **settings)
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -4.0 * STEPS, "f"))
+    assert strategy.steps == 4 * STEPS
+    helpers.assert_ledger_balances(strategy)

@@ -1,0 +1,52 @@
+"""The benchmarks run and report; what they measure on so few mini-batches says nothing."""
+
+import json
+
+import pytest
+
+from tests.packaging.repository import ROOT, run_python
+
+
+def run_benchmark(name: str, *arguments: str) -> str:
+    result = run_python(str(ROOT / "benchmarks" / name), *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def contender(**spec) -> dict:
+    return json.loads(run_benchmark("contenders.py", json.dumps(spec)).splitlines()[-1])
+
+
+def test_every_mini_batch_counts_when_applied():
+    result = contender(kind="downpour", period=3, examples=640, epochs=2)
+    assert result["steps"] == 2 * 640 / 64
+    assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
+
+
+@pytest.mark.parametrize("model", ["embedding", "dense_embedding"])
+def test_embeddings_train(model):
+    result = contender(kind="downpour", model=model, rows=1000, examples=640, epochs=1)
+    assert result["steps"] == 10
+    assert result["parameter_bytes"] == 4 * (1000 * 64 + 64 * 10 + 10)
+
+
+@pytest.mark.slow
+def test_fit_throughput_prints_a_table(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "fit_throughput.py",
+        *("--groups", "periods", "--repetitions", "1", "--epochs", "1", "--examples", "1280"),
+        *("--json", str(written)),
+    )
+    assert "| Downpour, periods of 20 |" in output
+    (group,) = json.loads(written.read_text())["groups"]
+    assert len(group["results"]) == 6
+
+
+@pytest.mark.slow
+def test_loss_vs_seconds_prints_a_table():
+    output = run_benchmark(
+        "loss_vs_seconds.py",
+        *("--tasks", "moderate", "--repetitions", "1", "--epochs", "2", "--examples", "1280"),
+    )
+    assert "| Downpour, 2 workers, periods of 20 |" in output

@@ -1,0 +1,40 @@
+"""The Python code shown in the README and in docs/ runs as it stands, with warnings as errors.
+
+The blocks of one page are one program: a later block may use what an earlier one made.
+"""
+
+import re
+
+import pytest
+
+from tests.packaging.repository import ROOT, run_python
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text())]
+
+QUIET = """
+import warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy keyword")
+"""
+
+
+def test_the_pages_that_show_code_are_found():
+    names = {page.name for page in PAGES_WITH_CODE}
+    assert {"README.md", "getting_started.md", "writing_an_algorithm.md"} <= names
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
+def test_code_runs(page, tmp_path):
+    program = tmp_path / "page.py"
+    program.write_text(QUIET + "\n".join(BLOCK.findall(page.read_text())))
+    result = run_python(str(program), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_links_between_files_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

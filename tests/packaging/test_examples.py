@@ -1,0 +1,112 @@
+"""The examples, run as a user runs them, on small files of the formats they take."""
+
+import io
+import pickle
+import re
+import tarfile
+
+import numpy as np
+import pytest
+
+from tests.packaging.repository import ROOT, run_python
+
+
+def run_example(name: str, *arguments: str) -> str:
+    result = run_python("-W", "error::UserWarning", str(ROOT / "examples" / name), *arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    match = re.search(pattern, text)
+    assert match, f"{pattern!r} not in:\n{text}"
+    return float(match.group(1))
+
+
+def two_kinds_of_images(shape: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images bright in the upper half, labelled 0, or in the lower half, labelled 1.
+
+    The rows are the last axis but one, as in both formats.
+    """
+    random = np.random.default_rng(0)
+    labels = np.arange(count) % 2
+    images = random.integers(0, 50, size=(count, *shape))
+    half = shape[-2] // 2
+    images[labels == 0, ..., :half, :] += 200
+    images[labels == 1, ..., half:, :] += 200
+    return images.astype("uint8"), labels
+
+
+@pytest.fixture
+def mnist_file(tmp_path):
+    x_train, y_train = two_kinds_of_images((28, 28), 640)
+    x_test, y_test = two_kinds_of_images((28, 28), 100)
+    path = tmp_path / "mnist.npz"
+    np.savez(path, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return path
+
+
+def cifar_batches() -> dict[str, bytes]:
+    names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
+    batches = {}
+    for name in names:
+        images, labels = two_kinds_of_images((3, 32, 32), 64)
+        content = {b"data": images.reshape(64, 3072), b"labels": labels.tolist()}
+        batches[name] = pickle.dumps(content, protocol=2)
+    return batches
+
+
+@pytest.fixture(params=["folder", "archive"])
+def cifar_path(request, tmp_path):
+    if request.param == "folder":
+        folder = tmp_path / "cifar-10-batches-py"
+        folder.mkdir()
+        for name, content in cifar_batches().items():
+            (folder / name).write_bytes(content)
+        return folder
+    path = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in cifar_batches().items():
+            member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_mnist_from_a_file(mnist_file):
+    output = run_example(
+        "mnist.py",
+        *("--data_path", str(mnist_file), "--epochs", "2", "--batch_size", "16"),
+        *("--num_workers", "2", "--push_every", "5", "--fetch_every", "5"),
+    )
+    assert number(r"held-out accuracy ([\d.]+)", output) > 0.9
+    assert number(r"mini-batches (\d+)", output) == 2 * 640 / 16
+
+
+def test_cifar10_from_a_folder_or_an_archive(cifar_path):
+    output = run_example(
+        "cifar10.py",
+        *("--data_path", str(cifar_path), "--epochs", "1", "--batch_size", "16"),
+        *("--num_workers", "2", "--push_every", "2", "--fetch_every", "2"),
+    )
+    assert number(r"held-out accuracy ([\d.]+)", output) >= 0.0
+    assert number(r"mini-batches (\d+)", output) == 5 * 64 / 16
+
+
+def test_custom_train_step_finds_the_weights():
+    output = run_example("custom_train_step.py", "--epochs", "4")
+    assert number(r"largest error ([\d.]+)", output) < 0.05
+
+
+def test_simulated_cluster_repeats():
+    output = run_example("simulated_cluster.py", "--workers", "1,4", "--epochs", "1")
+    assert "the same run twice gives the same weights: True" in output
+
+
+@pytest.mark.slow
+def test_quickstart_reaches_the_promised_accuracy():
+    output = run_example("quickstart.py")
+    assert number(r"held-out accuracy\s+([\d.]+)", output) >= 0.96
+    assert number(r"staleness\s+mean ([\d.]+)", output) > 0
+    # 1,437 images in batches of 32 are 45 mini-batches an epoch.
+    assert number(r"(\d+) mini-batches of 32", output) == 31 * 45
