@@ -1,89 +1,87 @@
 """GPU memory: which of TensorFlow's calls are made, by stand-ins, and one real run on a GPU."""
 
+import json
+
 import pytest
 import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
 
-GPUS = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
+# Runs a statement in a fresh process, where no device is open yet, on a TensorFlow with two GPUs
+# that only note what is asked of them.
+FAKE = """
+import json
+import tensorflow as tf
+import tf_dsgd
+
+noted = []
+gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{{i}}", "GPU") for i in range({gpus})]
+real = tf.config.list_physical_devices
+
+def growth(device, enable):
+    noted.append(["growth", int(device.name[-1]), enable])
+
+def limit(device, configurations):
+    noted.append(["limit", int(device.name[-1]), [c.memory_limit for c in configurations]])
+
+tf.config.list_physical_devices = lambda kind=None: gpus if kind == "GPU" else real(kind)
+tf.config.experimental.list_physical_devices = tf.config.list_physical_devices
+tf.config.experimental.set_memory_growth = growth
+tf.config.set_logical_device_configuration = limit
+tf.config.get_logical_device_configuration = lambda device: None
+{statement}
+print("NOTED", json.dumps(noted))
+"""
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """TensorFlow with two GPUs that only note what is asked of them."""
-    noted = []
-    real = tf.config.list_physical_devices
-
-    def devices(device_type=None):
-        return GPUS if device_type == "GPU" else real(device_type)
-
-    def growth(device, enable):
-        noted.append(("growth", device.name[-1], enable))
-
-    def logical(device, configurations):
-        noted.append(("limit", device.name[-1], [c.memory_limit for c in configurations]))
-
-    monkeypatch.setattr(tf.config, "list_physical_devices", devices)
-    monkeypatch.setattr(tf.config.experimental, "list_physical_devices", devices)
-    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", growth)
-    monkeypatch.setattr(tf.config, "set_logical_device_configuration", logical)
-    return noted
+def noted(statement, gpus=2):
+    process = helpers.python(FAKE.format(statement=statement, gpus=gpus))
+    assert process.returncode == 0, process.stderr
+    (line,) = [row for row in process.stdout.splitlines() if row.startswith("NOTED")]
+    return json.loads(line.removeprefix("NOTED"))
 
 
-def test_growth_is_the_default(calls):
-    tf_dsgd.gpu.configure_memory()
-    assert calls == [("growth", "0", True), ("growth", "1", True)]
+def test_growth_is_the_default():
+    assert noted("tf_dsgd.gpu.configure_memory()") == [["growth", 0, True], ["growth", 1, True]]
 
 
-def test_a_limit_bounds_each_gpu(calls):
+def test_every_strategy_switches_growth_on_once():
+    make = "tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2));"
+    assert noted(make * 2) == [["growth", 0, True], ["growth", 1, True]]
+
+
+def test_a_users_choice_is_kept():
     """TensorFlow takes growth or a limit for a device, not both, so a limit goes alone."""
-    tf_dsgd.gpu.configure_memory(limit_mb=2048)
-    assert calls == [("limit", "0", [2048]), ("limit", "1", [2048])]
+    statement = (
+        "tf_dsgd.gpu.configure_memory(limit_mb=2048)\n"
+        "tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))"
+    )
+    assert noted(statement) == [["limit", 0, [2048]], ["limit", 1, [2048]]]
 
 
-def test_growth_may_be_declined(calls):
-    tf_dsgd.gpu.configure_memory(growth=False)
-    assert [call for call in calls if call[0] == "growth" and call[2]] == []
-    assert [call for call in calls if call[0] == "limit"] == []
+def test_nothing_is_asked_without_gpus():
+    statement = (
+        "tf_dsgd.gpu.configure_memory()\n"
+        "tf_dsgd.gpu.configure_memory(limit_mb=100)\n"
+        "tf_dsgd.gpu.configure_memory(growth=False)"
+    )
+    assert noted(statement, gpus=0) == []
 
 
-def test_nothing_is_asked_without_gpus(monkeypatch):
-    def refuse(*arguments):
-        raise AssertionError("there is no GPU to configure")
-
+@pytest.mark.parametrize("arguments", [{}, {"limit_mb": 512}], ids=["growth", "limit"])
+def test_too_late_says_what_to_do(monkeypatch, arguments):
+    """Devices are open in this process; the remedy is to call it earlier."""
+    tf.constant(1.0)
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     real = tf.config.list_physical_devices
     monkeypatch.setattr(
         tf.config,
         "list_physical_devices",
-        lambda kind=None: [] if kind == "GPU" else real(kind),
+        lambda kind=None: [gpu] if kind == "GPU" else real(kind),
     )
-    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", refuse)
-    monkeypatch.setattr(tf.config, "set_logical_device_configuration", refuse)
-    tf_dsgd.gpu.configure_memory()
-    tf_dsgd.gpu.configure_memory(limit_mb=100)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "function"),
-    [
-        ({}, (tf.config.experimental, "set_memory_growth")),
-        ({"limit_mb": 512}, (tf.config, "set_logical_device_configuration")),
-    ],
-    ids=["growth", "limit"],
-)
-def test_too_late_says_what_to_do(calls, monkeypatch, arguments, function):
-    """TensorFlow says only that devices cannot be modified; the remedy is to call this earlier."""
-
-    def late(*unused):
-        raise RuntimeError("Physical devices cannot be modified after being initialized")
-
-    monkeypatch.setattr(*function, late)
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match=r"configure_memory.*(before|right after)"):
         tf_dsgd.gpu.configure_memory(**arguments)
-    message = str(caught.value)
-    assert "configure_memory" in message
-    assert "before" in message
 
 
 def test_import_initialises_no_device():

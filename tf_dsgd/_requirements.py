@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import NoReturn
 
 
@@ -30,7 +31,8 @@ def _check() -> None:
         import keras
     except ImportError as error:
         _fail(
-            f"Keras cannot load its backend ({error}). Set KERAS_BACKEND=tensorflow in the "
+            f"Keras cannot load its backend ({error}; KERAS_BACKEND="
+            f"{os.environ.get('KERAS_BACKEND', '')}). Set KERAS_BACKEND=tensorflow in the "
             "environment before keras is imported."
         )
     if keras.backend.backend() != "tensorflow":

@@ -35,7 +35,7 @@ def problem(batches, seed=1, *, equal):
     return made
 
 
-def train(strategy, optimizer, batches, epochs):
+def train(strategy, make_optimizer, batches, epochs):
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -43,7 +43,7 @@ def train(strategy, optimizer, batches, epochs):
                 keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
             ]
         )
-        model.compile(optimizer, "mse")
+        model.compile(make_optimizer(), "mse")
     x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
     model.fit(x, y, batch_size=BATCH, epochs=epochs, shuffle=False, verbose=0)
     return model.get_weights()[0]
@@ -70,7 +70,7 @@ def compare(
         fetch_every=fetch_every,
         local_rule=local_rule,
     )
-    got = train(strategy, SERVERS[server](rate), batches, epochs)
+    got = train(strategy, lambda: SERVERS[server](rate), batches, epochs)
     twin = downpour_twin.Server(np.zeros((FEATURES, 1)), rate, server)
     periods = {"push_every": push_every, "fetch_every": fetch_every, "local_rate": local_rate}
     workers = [downpour_twin.Worker(twin, s, network=network, **periods) for s in seconds]

@@ -10,9 +10,9 @@ from tests import helpers
 STEPS = 400
 
 
-def train(strategy, optimizer, steps=STEPS, **fit_args):
+def train(strategy, make_optimizer, steps=STEPS, **fit_args):
     with strategy.scope():
-        model = helpers.constant_gradient_model(optimizer)
+        model = helpers.constant_gradient_model(make_optimizer())
     x, y = helpers.ones(2 * steps)
     model.fit(x, y, batch_size=2, verbose=0, **fit_args)
     return model
@@ -30,7 +30,7 @@ def test_momentum_one_is_an_exact_counter():
     in float32. One lost or doubled push moves both.
     """
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
-    model = train(strategy, keras.optimizers.SGD(1.0, momentum=1.0))
+    model = train(strategy, lambda: keras.optimizers.SGD(1.0, momentum=1.0))
     n = STEPS
     np.testing.assert_array_equal(slot(model, "momentum"), np.full((3, 1), -n, "float32"))
     np.testing.assert_array_equal(
@@ -45,7 +45,7 @@ def test_momentum_one_is_an_exact_counter():
 def test_rmsprop_equals_its_recurrence():
     """v = rho v + (1 - rho) g^2; w -= rate g / sqrt(v + eps), for g = 1, in float32."""
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
-    model = train(strategy, keras.optimizers.RMSprop(0.125, rho=0.99, epsilon=1e-7))
+    model = train(strategy, lambda: keras.optimizers.RMSprop(0.125, rho=0.99, epsilon=1e-7))
     v, w = 0.0, 0.0
     for _ in range(STEPS):
         v = 0.99 * v + 0.01
@@ -62,7 +62,7 @@ def test_the_slot_holds_every_gradient_whatever_the_periods(push_every, fetch_ev
     strategy = tf_dsgd.DownpourStrategy(
         tf_dsgd.LocalCluster(2), push_every=push_every, fetch_every=fetch_every
     )
-    model = train(strategy, keras.optimizers.SGD(1.0, momentum=1.0), epochs=2)
+    model = train(strategy, lambda: keras.optimizers.SGD(1.0, momentum=1.0), epochs=2)
     np.testing.assert_array_equal(slot(model, "momentum"), np.full((3, 1), -2 * STEPS, "float32"))
     ledger = helpers.assert_ledger_balances(strategy)
     assert strategy.steps == 2 * STEPS
@@ -77,7 +77,7 @@ def test_update_based_changes_all_arrive():
     strategy = tf_dsgd.DownpourStrategy(
         tf_dsgd.LocalCluster(2), push_every=3, fetch_every=5, local_rule="optimizer"
     )
-    model = train(strategy, keras.optimizers.SGD(1.0))
+    model = train(strategy, lambda: keras.optimizers.SGD(1.0))
     np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -STEPS, "float32"))
     helpers.assert_ledger_balances(strategy)
 
@@ -89,7 +89,7 @@ def test_adam_counts_its_updates():
     knows how many there have been.
     """
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
-    model = train(strategy, keras.optimizers.Adam(0.125, epsilon=0.0))
+    model = train(strategy, lambda: keras.optimizers.Adam(0.125, epsilon=0.0))
     assert int(model.optimizer.iterations) == STEPS
     np.testing.assert_allclose(model.get_weights()[0], np.full((3, 1), -0.125 * STEPS), rtol=1e-4)
 

@@ -2,6 +2,9 @@
 
 import math
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import tf_dsgd
 from tests import helpers
 
-REMEDY = re.compile(r"must|expected|should|one of|use |pass |give", re.IGNORECASE)
+REMEDY = re.compile(r"must|expected|should|one of|has one|use |pass |leave", re.IGNORECASE)
 
 
 def simulated(**changes):
@@ -18,47 +21,60 @@ def simulated(**changes):
     return tf_dsgd.SimulatedCluster(**{**good, **changes})
 
 
+class Case(NamedTuple):
+    """A call that must fail, the argument its message names, and what it must show of the value."""
+
+    call: Callable
+    name: str
+    value: Any
+    shown: str
+
+
+def cases(made, name, *values, positional=False):
+    for value in values:
+        call = partial(made, value) if positional else partial(made, **{name: value})
+        # Of a sequence the entry that is wrong, else its length.
+        shown = repr(value)
+        if isinstance(value, list):
+            wrong = [entry for entry in value if isinstance(entry, str) or entry < 0]
+            shown = repr(wrong[0]) if wrong else str(len(value))
+        yield Case(call, name, value, shown)
+
+
+downpour, local = tf_dsgd.DownpourStrategy, tf_dsgd.LocalCluster
+TIMES = (-1.0, math.nan, math.inf, "fast", None, [1.0], [1.0, 2.0, 3.0], [1.0, -2.0])
 BAD = [
-    *[
-        (tf_dsgd.DownpourStrategy, name, value)
-        for name in ("push_every", "fetch_every")
-        for value in (0, -1, 1.5, "4", None)
-    ],
-    *[(tf_dsgd.DownpourStrategy, "local_rule", v) for v in ("adam", 3, None, "SGD")],
-    *[(tf_dsgd.DownpourStrategy, "staleness_scaling", v) for v in ("inverze", 3, True)],
-    *[(tf_dsgd.DownpourStrategy, "max_staleness", v) for v in (-1, 1.5, "2")],
-    *[(tf_dsgd.DownpourStrategy, "warm_start_steps", v) for v in (-1, 0.5, "10", None)],
-    *[(tf_dsgd.DownpourStrategy, "cluster", v) for v in (3, "localhost:2222", object)],
-    *[(tf_dsgd.LocalCluster, "num_workers", v) for v in (0, -2, 2.5, "2")],
-    *[(simulated, "num_workers", v) for v in (0, -1, 2.5, "3", None)],
-    *[
-        (simulated, name, value)
-        for name in ("compute_seconds", "network_seconds")
-        for value in (-1.0, math.nan, math.inf, "fast", None, [1.0], [1.0, 2.0, 3.0], [1.0, -2.0])
-    ],
-    *[(simulated, "seed", v) for v in (None, "a", 1.5, -1)],
-    *[(tf_dsgd.Exponential, "mean", v) for v in (-1.0, 0.0, math.nan, math.inf, "1", None)],
-    *[(tf_dsgd.LocalSGD, "", v) for v in (-0.1, math.nan, math.inf, "fast", None)],
-    *[(tf_dsgd.gpu.configure_memory, "limit_mb", v) for v in (0, -5, "1GB")],
-    *[(tf_dsgd.gpu.configure_memory, "growth", v) for v in ("yes", 2, None)],
+    *cases(downpour, "push_every", 0, -1, 1.5, "4", None),
+    *cases(downpour, "fetch_every", 0, -1, 1.5, "4", None),
+    *cases(downpour, "local_rule", "adam", 3, None, "SGD"),
+    *cases(downpour, "staleness_scaling", "inverze", 3, True),
+    *cases(downpour, "max_staleness", -1, 1.5, "2"),
+    *cases(downpour, "warm_start_steps", -1, 0.5, "10", None),
+    *cases(downpour, "cluster", 3, "localhost:2222", object),
+    *cases(local, "num_workers", 0, -2, 2.5, "2"),
+    *cases(simulated, "num_workers", 0, -1, 2.5, "3", None),
+    *cases(simulated, "compute_seconds", *TIMES),
+    *cases(simulated, "network_seconds", *TIMES),
+    *cases(simulated, "seed", None, "a", 1.5, -1),
+    *cases(simulated, "faults", ["worker 1 dies"], 3),
+    *cases(tf_dsgd.Exponential, "mean", -1.0, math.nan, math.inf, "1", None, positional=True),
+    *cases(
+        tf_dsgd.LocalSGD, "learning_rate", -0.1, math.nan, math.inf, "fast", None, positional=True
+    ),
+    *cases(tf_dsgd.gpu.configure_memory, "limit_mb", 0, -5, "1GB"),
+    *cases(tf_dsgd.gpu.configure_memory, "growth", "yes", 2, None),
 ]
 
 
-def label(case):
-    made, name, value = case
-    return f"{made.__name__}-{name}-{value!r}"
-
-
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("case", BAD, ids=label)
+@pytest.mark.parametrize("case", BAD, ids=lambda case: f"{case.name}-{case.value!r}")
 def test_wrong_value(case):
     """The message holds the argument's name, the value as it was given, and a remedy."""
-    made, name, value = case
     with pytest.raises((ValueError, TypeError)) as caught:
-        made(**{name: value}) if name else made(value)
+        case.call()
     message = str(caught.value)
-    assert name in message
-    assert repr(value) in message or str(value) in message, message
+    assert case.name in message
+    assert case.shown in message
     assert REMEDY.search(message), message
 
 

@@ -48,6 +48,7 @@ def test_steps_per_execution(cluster, periods):
     helpers.assert_ledger_balances(strategy)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_steps_per_execution_on_data_of_unknown_length(cluster):
     strategy = tf_dsgd.DownpourStrategy(cluster)
     with strategy.scope():

@@ -42,13 +42,15 @@ class Step(Protocol):
 
     function: Any
     """Concrete function: a batch to (outputs, gradients)."""
-    element_spec: Any
     outputs: list[tf.TensorSpec]
     weights: list[Any]
     """Variables with `.primary` and `.on_workers()`, in the order of the gradients."""
     sparse: list[bool]
     slots: list[Any]
     """What the optimizer keeps on the worker, if it runs there."""
+
+    def take_batch(self, queue: tf.Tensor) -> Any:
+        """The next batch of a queue."""
 
     def rate(self, index: int) -> tf.Tensor:
         """The optimizer's rate for weight `index`, traced for the side that is open."""
@@ -224,12 +226,7 @@ class Program:
     # -- worker -----------------------------------------------------------------------------
 
     def _one_step(self, queue: tf.Tensor) -> list[tf.Tensor]:
-        component = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.variant])[0]
-        component.set_shape([])
-        batch = tf.nest.pack_sequence_as(
-            tf.OptionalSpec(self.step.element_spec), [component], expand_composites=True
-        ).get_value()
-        outputs, gradients = self.step.function(batch)
+        outputs, gradients = self.step.function(self.step.take_batch(queue))
         self.step.on_worker(lambda: self.algorithm.local.step(self._worker, gradients))
         return outputs
 

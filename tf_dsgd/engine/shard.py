@@ -1,8 +1,8 @@
 """A shard's own books: versions, messages and staleness, all counted inside its lock.
 
 A message is applied at most once and whole. Its header is
-(worker, incarnation, sequence, version, steps); a sequence number that does not follow the last
-one seen from that worker, or an incarnation that is not the current one, is refused.
+(worker, incarnation, sequence, version, steps); a sequence number that is not above the last one
+applied from that worker, or an incarnation that is not the current one, is refused.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Shard:
         worker = header[WORKER]
         row = tf.gather(self._books, worker)
         current = tf.equal(header[INCARNATION], row[_INCARNATION])
-        fresh = tf.logical_and(current, tf.equal(header[SEQUENCE], row[_SEQUENCE] + 1))
+        fresh = tf.logical_and(current, header[SEQUENCE] > row[_SEQUENCE])
 
         def accept() -> tf.Tensor:
             tau = self.version.read_value() - header[VERSION]

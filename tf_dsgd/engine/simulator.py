@@ -107,9 +107,14 @@ class SimulatorEngine(Engine):
                     self._round(worker, flushing)
                 else:
                     self._arrive(turn)
-        except BaseException:
-            self._available = 0
-            self._turns, self._blocked, self._idle = [], [], list(self.workers)
+        except BaseException as error:
+            turns, self._turns = sorted(self._turns), []
+            self._available, self._blocked, self._idle = 0, [], list(self.workers)
+            for turn in turns:
+                if turn.message is not None:
+                    self.program.deliver(*turn.message)
+            if worker is not None:
+                error.add_note(f"Raised on worker {worker.index}.")
             self._discard(None if worker is None else worker.index)
             raise
 

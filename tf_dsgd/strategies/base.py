@@ -283,11 +283,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             program = self._program(fn, token, with_batch)
             if program is not None:
                 return program.step_of_chief()
-        if tf.executing_eagerly():
-            batch = next(token.iterator)
-        else:
-            batch = token.iterator.get_next()
-        new_args, new_kwargs = with_batch(batch)
+        new_args, new_kwargs = with_batch(token.batch())
         return super().run(fn, new_args, new_kwargs, options)
 
     def _check(self, fn: Any) -> None:
@@ -347,13 +343,21 @@ class DistributedStrategy(tf.distribute.Strategy):
     # -- handing out batches ----------------------------------------------------------------
 
     def next_token(self, iterator: TokenIterator) -> bool:
-        """Hands out what was seen to be trained; False at the end of training data."""
-        dataset = iterator.dataset
+        """Makes a batch ready, and hands it out as soon as it is known to be for training.
+
+        Returns False at the end of the data.
+        """
         self._resolve()
-        if dataset.program is not None:
-            return self._hand_out(iterator, dataset.program)
-        if iterator.program is not None and iterator.stream.at_end():
-            return False
+        try:
+            if not iterator.stream.take():
+                return False
+        except tf.errors.OpError:
+            self.engine.settle()  # the batches before the one that failed
+            raise
+        program = iterator.dataset.program
+        if program is not None:
+            self._hand_out(iterator, program)
+            return True
         if not iterator.opened:
             # Whoever opens a new dataset, to train or to evaluate, expects a settled model.
             iterator.opened = True
@@ -373,21 +377,17 @@ class DistributedStrategy(tf.distribute.Strategy):
             iterator.pending = False
             used = [p for p in self._programs if p.was_run()]
             if used:
-                iterator.program = used[0]
                 if used[0].of_keras:
                     # Nobody but `fit` has this dataset: from now on a token is a step.
                     iterator.dataset.program = used[0]
                 self._hand_out(iterator, used[0])
 
-    def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> bool:
-        stream = iterator.stream
-        if not stream.take():
-            return False
-        self.engine.grant(program.program, stream)
-        if program.shows_own_logs and stream.at_end():
+    def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:
+        iterator.stream.handed_out = True
+        self.engine.grant(program.program, iterator.stream)
+        if program.shows_own_logs and iterator.stream.at_end():
             # Logs that are no metrics become the epoch's: show the last step its own.
             self.engine.settle()
-        return True
 
     # -- variables --------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """A dataset as `fit` sees it: every `next` hands a mini-batch to the workers.
 
 Keras takes one *token* per step and gives it to `strategy.run`, which does no work itself. The
-batches go another way: taken from the tf.data iterator into a queue, from which the workers'
-functions take them. A batch is handed out once the step for it has run (or, when the step is known
-to be Keras's training step, as its token is given), so nothing is handed out by a look at the data
-such as Keras's symbolic build takes.
+batches go another way: from the tf.data iterator into a queue, as many as tokens were given, and
+from there to the workers' functions, or to a step that runs here (evaluation). Workers may take a
+batch once the step for its token has run (or, when the step is known to be Keras's training step,
+as the token is given), so a mere look at the data, such as Keras's symbolic build takes, trains
+nothing.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ _SLOW_SECONDS = 0.02
 class TokenSpec(tf.TypeSpec):
     """Type of a token: that of its batches."""
 
-    def __init__(self, iterator_spec: Any):
-        self._iterator_spec = iterator_spec
+    def __init__(self, element_spec: Any):
+        self.element_spec = element_spec
 
     @property
     def value_type(self) -> type:
         return Token
 
     def _serialize(self) -> tuple[Any, ...]:
-        return (self._iterator_spec,)
+        return (self.element_spec,)
 
     @property
     def _component_specs(self) -> Any:
-        return (self._iterator_spec,)
+        return (tf.TensorSpec([], tf.resource),)
 
     def _to_components(self, value: Token) -> Any:
-        return (value.iterator,)
+        return (value.queue,)
 
     def _from_components(self, components: Any) -> Token:
         return Token(components[0], self)
@@ -50,9 +51,9 @@ class TokenSpec(tf.TypeSpec):
 class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     """Stands for one mini-batch, wherever it will be used. Pass it whole to `strategy.run`."""
 
-    def __init__(self, iterator: Any, spec: TokenSpec | None = None):
-        self.iterator = iterator
-        self._spec = spec or TokenSpec(tf.type_spec_from_value(iterator))
+    def __init__(self, queue: tf.Tensor, spec: TokenSpec):
+        self.queue = queue
+        self._spec = spec
 
     @property
     def _type_spec(self) -> TokenSpec:
@@ -61,13 +62,28 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     @property
     def element_spec(self) -> Any:
         """Type of the batches."""
-        return self.iterator.element_spec
+        return self._spec.element_spec
+
+    def batch(self) -> Any:
+        """Takes the batch, for a step that runs here."""
+        return take_batch(self.queue, self.element_spec)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
             "A batch of a distributed dataset stays whole until a worker uses it. Pass it to "
             "strategy.run(step, args=(batch,)) and take it apart inside `step`."
         )
+
+
+def take_batch(queue: tf.Tensor, element_spec: Any) -> Any:
+    """The next batch of a stream's queue."""
+    component = tf.raw_ops.QueueDequeueV2(handle=queue, component_types=[tf.variant])[0]
+    if not tf.executing_eagerly():
+        component.set_shape([])
+    optional = tf.nest.pack_sequence_as(
+        tf.OptionalSpec(element_spec), [component], expand_composites=True
+    )
+    return optional.get_value()
 
 
 class Stream:
@@ -78,6 +94,10 @@ class Stream:
         self._pull = pull
         self._at_once = 1
         self._stock = 0
+        self._moved = 0
+        self._taken = 0
+        self.handed_out = False
+        """Whether workers may have taken a batch."""
         self.ended = False
         self.batch_bytes = 0
         self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
@@ -94,7 +114,16 @@ class Stream:
         if not self._stock:
             return False
         self._stock -= 1
+        self._taken += 1
         return True
+
+    def put_back(self) -> bool:
+        """Takes back the first batch if it was only looked at; whether that is so."""
+        looked_at = self._taken == 1 and not self.handed_out
+        if looked_at and int(self._queue.size()) == self._moved:
+            self._stock, self._taken = self._moved, 0
+            return True
+        return False
 
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""
@@ -108,6 +137,7 @@ class Stream:
             self._iterator, self._queue.queue_ref, tf.constant(self._at_once)
         )
         self._stock += int(moved)
+        self._moved += int(moved)
         self.ended = not bool(more)
         if self._stock:
             self.batch_bytes = max(self.batch_bytes, int(size))
@@ -156,16 +186,13 @@ class TokenIterator:
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
         self._opened: tuple[Token, Stream] | None = None
-        self.program: Any = None
-        """The training program that used the last token, if one did."""
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
 
     def _open(self) -> tuple[Token, Stream]:
         if self._opened is None:
-            iterator = iter(self.dataset.dataset)
-            self._opened = Token(iterator), Stream(iterator, self.dataset.pull)
+            self._opened = self.dataset.open()
         return self._opened
 
     @property
@@ -214,6 +241,8 @@ class TokenDataset:
         self.pull = pull
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
+        self._untouched = True
+        self._first: tuple[Token, Stream] | None = None
 
     @property
     def strategy(self) -> Any:
@@ -224,6 +253,22 @@ class TokenDataset:
     def element_spec(self) -> Any:
         """Type of the batches."""
         return self.dataset.element_spec
+
+    def open(self) -> tuple[Token, Stream]:
+        """A stream from the beginning of the data.
+
+        One that was only looked at, as Keras's symbolic build does, is used again: a generator's
+        batches come only once.
+        """
+        if self._first is not None and self._first[1].put_back():
+            opened, self._first = self._first, None
+            return opened
+        iterator = iter(self.dataset)
+        stream = Stream(iterator, self.pull)
+        opened = Token(stream.queue, TokenSpec(self.element_spec)), stream
+        self._first = opened if self._untouched else None
+        self._untouched = False
+        return opened
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Gradient
 from tf_dsgd.strategies.capture import Application, Optimizers
+from tf_dsgd.strategies.dataset import take_batch
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 
@@ -130,6 +131,10 @@ class TracedStep:
         """Runs `fn` in a replica context in which variables are the primaries."""
         with tracing(self._shard):
             return self._run(fn)
+
+    def take_batch(self, queue: tf.Tensor) -> Any:
+        """The next batch of a stream's queue."""
+        return take_batch(queue, self.element_spec)
 
     def rewrites(self, variable: ReplicaVariable) -> bool:
         """Whether the update writes other than the rows of its sparse gradient."""
