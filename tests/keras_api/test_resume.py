@@ -98,6 +98,30 @@ def test_a_finished_run_leaves_no_backup(tmp_path):
     assert not (tmp_path / "backup").exists()
 
 
+@pytest.mark.parametrize("engine", ["local", "simulated"])
+def test_a_fit_after_an_exception_is_exact(engine):
+    """What a callback raises ends `fit`; the next one's metrics hold its own samples alone."""
+    cluster = (
+        tf_dsgd.LocalCluster(2)
+        if engine == "local"
+        else tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.5, seed=0)
+    )
+    strategy = tf_dsgd.DownpourStrategy(cluster, push_every=2, fetch_every=3)
+    x, y = helpers.regression(96)
+    with strategy.scope():
+        model = helpers.recording_model(keras.optimizers.SGD(0.01), metrics=helpers.id_metrics())
+    settings = {"batch_size": 2, "verbose": 0}
+    with pytest.raises(Interrupted):
+        model.fit(x, y, callbacks=[InterruptAt(0, 9)], **settings)
+    history = model.fit(x, y, epochs=2, **settings).history
+    assert history["id_sum"] == [96 * 95 / 2] * 2
+    assert history["id_count"] == [96] * 2
+    done = len(model.get_layer("ids").ids.take()) // 2
+    assert 2 * 48 + 10 <= done < 3 * 48
+    assert strategy.steps == done  # what had been handed out was done, and counted
+    helpers.assert_ledger_balances(strategy)
+
+
 def test_two_local_workers_resume_after_an_interruption(tmp_path):
     """Nothing of the broken epoch counts: a constant gradient leaves one step per mini-batch."""
 

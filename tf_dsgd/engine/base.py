@@ -47,6 +47,7 @@ class Engine(abc.ABC):
         self.workers = [WorkerState(m) for m in range(len(worker_devices))]
         self.handed_out = 0
         """Mini-batches given to workers since training began; warm start counts them."""
+        self._longest_round = min(exchange.push_every, exchange.fetch_every)
         self._program: Program | None = None
         self._stream: Any = None
 
@@ -93,11 +94,6 @@ class Engine(abc.ABC):
         if not size:
             return steps
         return max(1, min(steps, _WAITING_BYTES // size // (2 * self.num_workers)))
-
-    def _room(self) -> int:
-        """Batches that may wait for workers at a time."""
-        longest = min(self.exchange.push_every, self.exchange.fetch_every)
-        return 2 * self.num_workers * self._portion(longest)
 
     def _slowest(self) -> int:
         clocks = [w.clock for w in self.workers if self._joined(w)]

@@ -42,9 +42,11 @@ class ThreadsEngine(Engine):
         self._switch(program, stream)
         with self._changed:
             self._available += 1
-            self._start_threads()
-            self._changed.notify_all()
-            room = self._room()
+            portion = self._portion(self._longest_round)
+            if self._available % portion == 0:  # enough for one more worker to begin
+                self._start_threads()
+                self._changed.notify_all()
+            room = 2 * self.num_workers * portion
             while self._available > room and self._error is None:
                 self._changed.wait(_LOOK_SECONDS)
                 self._start_threads()
@@ -88,7 +90,7 @@ class ThreadsEngine(Engine):
         raise error
 
     def _start_threads(self) -> None:
-        if not self._unfinished():
+        if len(self._threads) == self.num_workers or not self._unfinished():
             return
         for worker in self.workers:
             if worker.index in self._threads or not self._joined(worker):

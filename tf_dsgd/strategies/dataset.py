@@ -29,6 +29,16 @@ class TokenSpec(tf.TypeSpec):
 
     def __init__(self, element_spec: Any):
         self.element_spec = element_spec
+        self._hash: int | None = None
+
+    def __hash__(self) -> int:
+        # Asked for at every step, and the same each time.
+        if self._hash is None:
+            self._hash = super().__hash__()
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or super().__eq__(other)
 
     @property
     def value_type(self) -> type:
