@@ -1,5 +1,6 @@
 """What every test shares: quiet TensorFlow logs, fixed seeds, and no GPU tests without a GPU."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=marked)
 
 
+def pytest_collection_finish(session):
+    """Takes what was imported out of later collections of garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     """Says why GPU tests did not run."""
     for item in _deselected:
@@ -44,3 +51,5 @@ def _fresh_seeds():
     keras.config.set_dtype_policy("float32")
     yield
     keras.config.set_dtype_policy("float32")
+    # Freeing a few TensorFlow graphs is quick; hundreds at once stop the process for seconds.
+    gc.collect()

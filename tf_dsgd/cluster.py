@@ -174,7 +174,7 @@ class SimulatedCluster(Cluster):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0. Received: {seed!r}.")
         self._seed = seed
-        if len(tuple(faults)):
+        if faults not in ((), [], None):
             raise ValueError(
                 f"faults cannot be injected in this version: leave it empty. Received: {faults!r}."
             )

@@ -4,8 +4,6 @@ Times are of the second epoch, in which nothing is traced, and are bounds on wha
 benchmarks: the sleeping needs no core.
 """
 
-import gc
-
 import keras
 import numpy as np
 import pytest
@@ -15,15 +13,6 @@ import tf_dsgd
 from tests import helpers
 
 STEPS, SECONDS = 40, 0.05
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_collection_while_timed():
-    """Freeing the graphs of earlier tests takes Python seconds, at a moment of its choosing."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class ReadsCounters(keras.callbacks.Callback):

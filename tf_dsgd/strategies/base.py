@@ -142,6 +142,31 @@ class _Extended(_tf.StrategyExtended):
         return True
 
 
+class _Scope:
+    """A strategy's scope, with an error that says what to do when two scopes meet."""
+
+    def __init__(self, scope: Any):
+        self._scope = scope
+
+    def __enter__(self) -> Any:
+        try:
+            return self._scope.__enter__()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "The scope of another tf.distribute strategy is open. Leave it first: a model is "
+                "trained by one strategy."
+            ) from error
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        result = self._scope.__exit__(kind, error, traceback)
+        if isinstance(error, RuntimeError) and str(error).startswith("Mixing different"):
+            raise ValueError(
+                "The model or its optimizer was created outside this strategy's scope. Create "
+                "the model and the optimizer, and compile, inside `with strategy.scope():`."
+            ) from error
+        return result
+
+
 class DistributedStrategy(tf.distribute.Strategy):
     """Trains a Keras model by the three rules of an algorithm.
 
@@ -220,6 +245,10 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.engine.settle()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
+
+    def scope(self) -> Any:
+        """Within, models, layers, metrics and optimizers are created for this strategy."""
+        return _Scope(super().scope())
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives a dataset of tokens, one for each mini-batch of `dataset`.

@@ -92,6 +92,7 @@ class TracedStep:
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
             self.weights = [v for a in self.applications for v in a.replicas]
+            _check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
         else:
             self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
@@ -233,6 +234,15 @@ def _check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
                 "optimizer.apply was called inside tf.cond, a loop or a nested tf.function, where "
                 "its gradients cannot be taken out. Call it at the top level of the step; to skip "
                 "a step, make the gradients zero."
+            )
+
+
+def _check_owner(weights: Sequence[Any], strategy: Any) -> None:
+    for variable in weights:
+        if getattr(variable, "distribute_strategy", None) is not strategy:
+            raise ValueError(
+                f"The trainable variable {variable.name!r} was not created in this strategy's "
+                "scope. Create the model, and its optimizer, inside `with strategy.scope():`."
             )
 
 

@@ -98,6 +98,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             unique_id=_tf.unique_id(primary),
             in_graph_mode=False,
         )
+        self.distribute_strategy = strategy
         self.primary = primary
         self.kind = kind
         self.copies: Replicated | None = None
@@ -113,7 +114,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         trace = _current.trace
         if trace is None:
             if tf.executing_eagerly() and self.kind is not Kind.CONTROL:
-                self._distribute_strategy.settle()
+                self.distribute_strategy.settle()
             return self.primary.handle
         trace.touched[id(self)] = self
         return self.primary.handle if trace.side == "shard" else self.on_workers().template.handle
@@ -128,7 +129,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self.copies is None:
             with tf.init_scope():
                 value = self.primary.numpy()
-                self.copies = self._distribute_strategy.engine.store.replicate(
+                self.copies = self.distribute_strategy.engine.store.replicate(
                     lambda m: self._initial(value, m), dtype=self.dtype, name="copy"
                 )
         return self.copies
@@ -149,7 +150,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if not self._outside():
             return super()._read_variable_op(no_copy or self._read_without_copy())
         if self.kind is not Kind.CONTROL:
-            self._distribute_strategy.settle()
+            self.distribute_strategy.settle()
         if not self.owned_by_workers or self.copies is None:
             return self.primary.read_value()
         values = [copy.read_value() for copy in self.copies.copies]
@@ -202,7 +203,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def _write_outside(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.kind is not Kind.CONTROL:
-            self._distribute_strategy.settle()
+            self.distribute_strategy.settle()
         if self.owned_by_workers and self.copies is not None and method != "assign":
             self.primary.assign(self._read_variable_op())
         getattr(self.primary, method)(*args, **kwargs)
@@ -210,7 +211,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             value = self.primary.numpy()
             for m, copy in enumerate(self.copies.copies):
                 copy.assign(self._initial(value, m))
-        self._distribute_strategy.written_outside(self)
+        self.distribute_strategy.written_outside(self)
         return self
 
 
