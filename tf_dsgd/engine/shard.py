@@ -90,11 +90,11 @@ class Staleness:
 
 
 class Shard:
-    """Books of one shard; `steps` is the count of mini-batches that schedules follow."""
+    """Books of one shard; `schedule_step` is the mini-batch at which schedules are evaluated."""
 
-    def __init__(self, num_workers: int, device: str | None, steps: tf.Variable):
+    def __init__(self, num_workers: int, device: str | None, schedule_step: tf.Variable):
         self.num_workers = num_workers
-        self.steps = steps
+        self.schedule_step = schedule_step
         self.version = _tf.make_variable(tf.zeros([], tf.int64), device=device, name="version")
         self._books = _tf.make_variable(
             tf.zeros([num_workers, 8], tf.int64), device=device, name="books"
@@ -119,7 +119,7 @@ class Shard:
             tau = self.version.read_value() - header[VERSION]
             changed = apply(tau)
             self.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
-            self.steps.assign_add(header[STEPS], read_value=False)
+            self.schedule_step.assign_add(header[STEPS], read_value=False)
             self._bins.scatter_add(
                 tf.IndexedSlices(
                     tf.ones([1], tf.int64), tf.clip_by_value(tau, 0, STALENESS_BINS - 1)[None]
@@ -165,6 +165,10 @@ class Shard:
             )
         return Ledger(tuple(workers))
 
+    def steps_done(self) -> int:
+        """Mini-batches in all messages applied."""
+        return int(self._books.numpy()[:, _STEPS].sum())
+
     def staleness(self) -> Staleness:
         """Summary over all workers."""
         books, bins = self._books.numpy(), self._bins.numpy()
@@ -188,7 +192,7 @@ class Shard:
         """All counters, for a checkpoint."""
         return {
             "version": self.version.numpy(),
-            "steps": self.steps.numpy(),
+            "schedule_step": self.schedule_step.numpy(),
             "books": self._books.numpy(),
             "staleness": self._bins.numpy(),
         }
@@ -196,6 +200,6 @@ class Shard:
     def restore(self, state: dict[str, Any]) -> None:
         """Sets all counters."""
         self.version.assign(state["version"])
-        self.steps.assign(state["steps"])
+        self.schedule_step.assign(state["schedule_step"])
         self._books.assign(state["books"])
         self._bins.assign(state["staleness"])

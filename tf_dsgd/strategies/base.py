@@ -186,6 +186,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.shard_device = cluster.shard_device()
         self.engine = cluster.make_engine(algorithm.exchange)
         self._optimizers = Optimizers()
+        # What schedules follow: mini-batches, as far back as the weights were trained.
         self._steps = ReplicaVariable(
             self,
             _tf.make_variable(tf.zeros([], tf.int64), device=self.shard_device, name="steps"),
@@ -210,7 +211,7 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         Counted by the shard, at the moment of reading; training is not waited for.
         """
-        return int(self._steps.primary)
+        return self.shard.steps_done()
 
     @property
     def updates(self) -> int:
@@ -385,6 +386,8 @@ class DistributedStrategy(tf.distribute.Strategy):
             raise
         program = iterator.dataset.program
         if program is not None:
+            if not iterator.stream.make_ready():
+                return False
             self._hand_out(iterator, program)
             return True
         if not iterator.opened:
@@ -405,14 +408,13 @@ class DistributedStrategy(tf.distribute.Strategy):
                 continue
             iterator.pending = False
             used = [p for p in self._programs if p.was_run()]
-            if used:
+            if used and iterator.stream.make_ready():
                 if used[0].of_keras:
                     # Nobody but `fit` has this dataset: from now on a token is a step.
                     iterator.dataset.program = used[0]
                 self._hand_out(iterator, used[0])
 
     def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:
-        iterator.stream.handed_out = True
         self.engine.grant(program.program, iterator.stream)
         if program.shows_own_logs and iterator.stream.at_end():
             # Logs that are no metrics become the epoch's: show the last step its own.
@@ -442,7 +444,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             return
         for optimizer in self._optimizers:
             if _tf.iterations_variable(optimizer) is variable:
-                # Restored from a checkpoint: schedules go on from the mini-batch that matches.
+                # Restored from a file: schedules go on from the mini-batch that matches.
                 self._steps.primary.assign(variable.primary * self.algorithm.exchange.push_every)
 
     # -- checkpoints ------------------------------------------------------------------------

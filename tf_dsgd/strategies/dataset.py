@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,8 @@ class TokenSpec(tf.TypeSpec):
         return (tf.TensorSpec([], tf.resource),)
 
     def _to_components(self, value: Token) -> Any:
+        # TensorFlow asks for the components of what a function is called with: the token is used.
+        value.make_ready()
         return (value.queue,)
 
     def _from_components(self, components: Any) -> Token:
@@ -61,9 +64,10 @@ class TokenSpec(tf.TypeSpec):
 class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     """Stands for one mini-batch, wherever it will be used. Pass it whole to `strategy.run`."""
 
-    def __init__(self, queue: tf.Tensor, spec: TokenSpec):
+    def __init__(self, queue: tf.Tensor, spec: TokenSpec, stream: Stream | None = None):
         self.queue = queue
         self._spec = spec
+        self._stream = stream  # None where a function is traced
 
     @property
     def _type_spec(self) -> TokenSpec:
@@ -74,8 +78,14 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         """Type of the batches."""
         return self._spec.element_spec
 
+    def make_ready(self) -> None:
+        """Makes sure that the batch is in the queue."""
+        if self._stream is not None and not self._stream.make_ready():
+            raise tf.errors.OutOfRangeError(None, None, "The dataset is empty.")
+
     def batch(self) -> Any:
         """Takes the batch, for a step that runs here."""
+        self.make_ready()
         return take_batch(self.queue, self.element_spec)
 
     def __iter__(self) -> Iterator[Any]:
@@ -99,16 +109,14 @@ def take_batch(queue: tf.Tensor, element_spec: Any) -> Any:
 class Stream:
     """The batches of one iterator on their way to the workers, in order."""
 
-    def __init__(self, iterator: Any, pull: Any):
-        self._iterator = iterator
+    def __init__(self, dataset: tf.data.Dataset, pull: Any):
+        self._dataset = dataset
         self._pull = pull
+        self._iterator: Any = None
         self._at_once = 1
         self._stock = 0
-        self._moved = 0
-        self._taken = 0
-        self.handed_out = False
-        """Whether workers may have taken a batch."""
-        self.ended = False
+        self._ended = False
+        self._owed = False
         self.batch_bytes = 0
         self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
 
@@ -118,40 +126,45 @@ class Stream:
         return self._queue.queue_ref
 
     def take(self) -> bool:
-        """Makes one more batch ready for the workers; False at the end of the data."""
-        if not self._stock and not self.ended:
-            self._refill()
-        if not self._stock:
+        """Makes one more batch ready for the workers; False at the end of the data.
+
+        The first is made ready when it is used. Keras takes a token just to look at its type, and
+        a generator, or a `PyDataset` with threads of its own, does not begin twice.
+        """
+        if self._iterator is None and not self._owed:
+            self._owed = True
+            return True
+        return self.make_ready() and self._take()
+
+    def make_ready(self) -> bool:
+        """Makes the first batch ready if that was put off; False if there is none."""
+        if not self._owed:
+            return True
+        self._owed = False
+        return self._take()
+
+    def _take(self) -> bool:
+        if self.at_end():
             return False
         self._stock -= 1
-        self._taken += 1
         return True
-
-    def put_back(self) -> bool:
-        """Takes back the first batch if it was only looked at; whether that is so."""
-        looked_at = self._taken == 1 and not self.handed_out
-        if looked_at and int(self._queue.size()) == self._moved:
-            self._stock, self._taken = self._moved, 0
-            return True
-        return False
 
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""
-        if not self._stock and not self.ended:
+        if not self._stock and not self._ended:
             self._refill()
         return not self._stock
 
     def _refill(self) -> None:
-        start = tf.timestamp()
-        moved, more, size = self._pull(
-            self._iterator, self._queue.queue_ref, tf.constant(self._at_once)
-        )
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        start = time.perf_counter()
+        moved, more, size = self._pull(self._iterator, self.queue, tf.constant(self._at_once))
         self._stock += int(moved)
-        self._moved += int(moved)
-        self.ended = not bool(more)
+        self._ended = not bool(more)
         if self._stock:
             self.batch_bytes = max(self.batch_bytes, int(size))
-        slow = float(tf.timestamp() - start) > _SLOW_SECONDS
+        slow = time.perf_counter() - start > _SLOW_SECONDS
         self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
 
 
@@ -195,30 +208,20 @@ class TokenIterator:
 
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
-        self._opened: tuple[Token, Stream] | None = None
+        self.stream = Stream(dataset.dataset, dataset.pull)
+        self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
-
-    def _open(self) -> tuple[Token, Stream]:
-        if self._opened is None:
-            self._opened = self.dataset.open()
-        return self._opened
-
-    @property
-    def stream(self) -> Stream:
-        """These batches on their way to the workers."""
-        return self._open()[1]
 
     def __iter__(self) -> Iterator[Token]:
         # Keras calls `iter` on an iterator before every step.
         return _Steps(self)
 
     def __next__(self) -> Token:
-        token, _ = self._open()
         if not self.dataset.strategy.next_token(self):
             raise StopIteration
-        return token
+        return self._token
 
 
 class _Steps:
@@ -247,12 +250,12 @@ class TokenDataset:
 
     def __init__(self, strategy: Any, dataset: tf.data.Dataset, pull: Any):
         self._strategy = weakref.ref(strategy)
-        self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        # A dataset that does its own threading (Keras's for a `PyDataset` with workers) says so.
+        own_threads = dataset.options().autotune.enabled is False
+        self.dataset = dataset if own_threads else dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
-        self._untouched = True
-        self._first: tuple[Token, Stream] | None = None
 
     @property
     def strategy(self) -> Any:
@@ -263,22 +266,6 @@ class TokenDataset:
     def element_spec(self) -> Any:
         """Type of the batches."""
         return self.dataset.element_spec
-
-    def open(self) -> tuple[Token, Stream]:
-        """A stream from the beginning of the data.
-
-        One that was only looked at, as Keras's symbolic build does, is used again: a generator's
-        batches come only once.
-        """
-        if self._first is not None and self._first[1].put_back():
-            opened, self._first = self._first, None
-            return opened
-        iterator = iter(self.dataset)
-        stream = Stream(iterator, self.pull)
-        opened = Token(stream.queue, TokenSpec(self.element_spec)), stream
-        self._first = opened if self._untouched else None
-        self._untouched = False
-        return opened
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)
