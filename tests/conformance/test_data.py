@@ -59,7 +59,6 @@ DATA = {
     "tf_data_of_unknown_length": lambda x, y: {"x": of_unknown_length(x, y)},
     "generator": lambda x, y: {"x": batches(x, y)},
     "py_dataset": lambda x, y: {"x": Sequence(x, y)},
-    "py_dataset_threads": lambda x, y: {"x": Sequence(x, y, workers=2)},
 }
 
 
@@ -86,6 +85,12 @@ def fit(frozen, **arguments):
     history = model.fit(verbose=0, shuffle=False, **arguments).history
     helpers.assert_ledger_balances(strategy)
     return history, model.get_layer("ids").ids.take(), strategy.steps - steps
+
+
+def test_a_py_dataset_with_threads_names_the_alternative(frozen):
+    """Keras's queue repeats batches after a symbolic build, under any strategy: refused."""
+    with pytest.raises(ValueError, match=r"workers=1.*or a tf\.data\.Dataset"):
+        frozen[1].fit(Sequence(*helpers.regression(EXAMPLES), workers=2), verbose=0)
 
 
 @pytest.mark.parametrize("kind", DATA)

@@ -26,7 +26,13 @@ from tf_dsgd.cluster import Cluster, resolve
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.shard import Ledger, Shard, Staleness
 from tf_dsgd.strategies.capture import Optimizers
-from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenIterator, make_pull
+from tf_dsgd.strategies.dataset import (
+    Token,
+    TokenDataset,
+    TokenIterator,
+    is_keras_enqueuer,
+    make_pull,
+)
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -267,6 +273,13 @@ class DistributedStrategy(tf.distribute.Strategy):
             raise TypeError(
                 f"Expected a tf.data.Dataset of mini-batches. Received: {type(dataset).__name__}. "
                 "Build one, for example by tf.data.Dataset.from_generator."
+            )
+        if is_keras_enqueuer(dataset):
+            raise ValueError(
+                "A PyDataset with workers > 1 cannot be used under a tf.distribute strategy: Keras "
+                "looks at its first batch before training, and its queue then gives batches twice "
+                "and leaves others out. Use workers=1 (batches are prefetched all the same), or a "
+                "tf.data.Dataset."
             )
         spec = dataset.element_spec
         key = (str(spec), type(spec))

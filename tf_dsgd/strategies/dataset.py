@@ -203,6 +203,16 @@ def _bytes(batch: Any) -> tf.Tensor:
     return tf.add_n(sizes) if sizes else tf.zeros([], tf.int64)
 
 
+def is_keras_enqueuer(dataset: tf.data.Dataset) -> bool:
+    """Whether this is what Keras makes of a `PyDataset` with workers, told by its options.
+
+    Seen in Keras 3.15.1: stopped before its end, as after a symbolic build, the enqueuer keeps the
+    batches it had, gives them again at its next start, and ends too early.
+    """
+    options = dataset.options()
+    return options.autotune.enabled is False and options.threading.private_threadpool_size == 1
+
+
 class TokenIterator:
     """Iterator over tokens; one per pass over the data."""
 
@@ -250,9 +260,7 @@ class TokenDataset:
 
     def __init__(self, strategy: Any, dataset: tf.data.Dataset, pull: Any):
         self._strategy = weakref.ref(strategy)
-        # A dataset that does its own threading (Keras's for a `PyDataset` with workers) says so.
-        own_threads = dataset.options().autotune.enabled is False
-        self.dataset = dataset if own_threads else dataset.prefetch(tf.data.AUTOTUNE)
+        self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
