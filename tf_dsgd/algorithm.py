@@ -218,6 +218,16 @@ def add(variable: tf.Variable, value: Gradient) -> None:
         variable.assign_add(value, read_value=False)
 
 
+def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
+    """`variable -= rate * gradient`, in one pass over memory where TensorFlow has an operation."""
+    if isinstance(gradient, tf.IndexedSlices) or not variable.dtype.is_floating:
+        add(variable, scaled(gradient, -rate))
+        return
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=variable.handle, alpha=tf.cast(rate, variable.dtype), delta=gradient
+    )
+
+
 def scaled(value: Gradient, factor: Any) -> Gradient:
     """`factor * value`."""
     if isinstance(value, tf.IndexedSlices):

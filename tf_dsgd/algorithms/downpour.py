@@ -38,7 +38,7 @@ class AccrueGradient(algorithm.LocalRule):
         if self.rate != 0 and self.fetch_every > 1:
             for i, gradient in enumerate(worker.local_gradients(gradients)):
                 alpha = worker.rate(i) if self.rate is None else self.rate
-                algorithm.add(worker.weights[i], algorithm.scaled(gradient, -alpha))
+                algorithm.descend(worker.weights[i], alpha, gradient)
 
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
         return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
