@@ -4,12 +4,11 @@
     exchange rule  when it sends and fetches, and what it waits for
     server rule    what a shard does with a message, given its staleness; what it keeps at a fetch
 
-Rules are written in TensorFlow operations on a `Worker` or a `Shard`, which give them weights and
-memory of their own. They know nothing of Keras, devices, threads or processes: every engine
-(threads, cluster, simulator) traces the same rules into its own functions.
+Rules are TensorFlow operations on a `Worker` or a `Shard`, which give them weights and memory. They
+know nothing of Keras, devices or threads: every engine traces the same rules into its functions.
 
-A *gradient* is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. Lists of gradients,
-messages and weights are in one order, the same on the worker and on the shard.
+A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. Gradients, messages and weights
+are in one order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 
 import tensorflow as tf
 
-Gradient = Any  # tf.Tensor | tf.IndexedSlices
+from tf_dsgd.arithmetic import Gradient
 
 
 class Worker(Protocol):
@@ -200,38 +199,3 @@ class Algorithm:
     local: LocalRule
     exchange: ExchangeRule
     server: ServerRule
-
-
-def write(variable: tf.Variable, value: Gradient) -> None:
-    """`variable := value`; of an `IndexedSlices` only its rows."""
-    if isinstance(value, tf.IndexedSlices):
-        variable.scatter_update(value)
-    else:
-        variable.assign(value, read_value=False)
-
-
-def add(variable: tf.Variable, value: Gradient) -> None:
-    """`variable += value`."""
-    if isinstance(value, tf.IndexedSlices):
-        variable.scatter_add(value)
-    else:
-        variable.assign_add(value, read_value=False)
-
-
-def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
-    """`variable -= rate * gradient`, in one pass over memory where TensorFlow has an operation."""
-    if isinstance(gradient, tf.IndexedSlices) or not variable.dtype.is_floating:
-        add(variable, scaled(gradient, -rate))
-        return
-    tf.raw_ops.ResourceApplyGradientDescent(
-        var=variable.handle, alpha=tf.cast(rate, variable.dtype), delta=gradient
-    )
-
-
-def scaled(value: Gradient, factor: Any) -> Gradient:
-    """`factor * value`."""
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            value.values * tf.cast(factor, value.values.dtype), value.indices, value.dense_shape
-        )
-    return value * tf.cast(factor, value.dtype)

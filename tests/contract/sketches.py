@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_dsgd import algorithm
+from tf_dsgd import algorithm, arithmetic
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods, inverse_staleness
 
 
@@ -22,7 +22,7 @@ class Softsync(algorithm.ServerRule):
         sums = [shard.cell("sum", i) for i in range(len(shard.weights))]
         factor = inverse_staleness(message.staleness)
         for total, gradient in zip(sums, message.tensors, strict=True):
-            algorithm.add(total, algorithm.scaled(gradient, factor))
+            arithmetic.add(total, arithmetic.scaled(gradient, factor))
         count.assign_add(1)
         return tf.cond(
             count.read_value() >= self.gradients_per_update,

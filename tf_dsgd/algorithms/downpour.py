@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_dsgd import algorithm
-from tf_dsgd.algorithm import Gradient
+from tf_dsgd import algorithm, arithmetic
+from tf_dsgd.arithmetic import Gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AccrueGradient(algorithm.LocalRule):
         if self.rate != 0 and self.fetch_every > 1:
             for i, gradient in enumerate(worker.local_gradients(gradients)):
                 alpha = worker.rate(i) if self.rate is None else self.rate
-                algorithm.descend(worker.weights[i], alpha, gradient)
+                arithmetic.descend(worker.weights[i], alpha, gradient)
 
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
         return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
@@ -48,7 +48,7 @@ class AccrueGradient(algorithm.LocalRule):
     ) -> None:
         del extras
         for weight, value in zip(worker.weights, values, strict=True):
-            algorithm.write(weight, value)
+            arithmetic.write(weight, value)
 
     def unsent_rows(self, worker: algorithm.Worker, index: int) -> tf.Tensor | None:
         return _sparse_cells(worker, index)[0].read_value() if self.rate != 0 else None

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_dsgd import algorithm
-from tf_dsgd.algorithm import Gradient
+from tf_dsgd import algorithm, arithmetic
+from tf_dsgd.arithmetic import Gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +57,6 @@ class AddUpdate(algorithm.ServerRule):
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         factor = 1.0 if self.scaling is None else self.scaling(message.staleness)
         for weight, change in zip(shard.weights, message.tensors, strict=True):
-            algorithm.add(weight, algorithm.scaled(change, factor))
+            arithmetic.add(weight, arithmetic.scaled(change, factor))
         shard.count_update()
         return True

@@ -21,7 +21,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm, Gradient, Message
+from tf_dsgd.algorithm import Algorithm, Message
+from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import (

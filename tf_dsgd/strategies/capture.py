@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Gradient
+from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")

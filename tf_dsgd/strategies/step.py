@@ -10,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm, Gradient
+from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing

@@ -1,0 +1,44 @@
+"""Arithmetic on gradients, dense or of some rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+Gradient = Any  # tf.Tensor | tf.IndexedSlices
+
+
+def write(variable: tf.Variable, value: Gradient) -> None:
+    """`variable := value`; of an `IndexedSlices` only its rows."""
+    if isinstance(value, tf.IndexedSlices):
+        variable.scatter_update(value)
+    else:
+        variable.assign(value, read_value=False)
+
+
+def add(variable: tf.Variable, value: Gradient) -> None:
+    """`variable += value`."""
+    if isinstance(value, tf.IndexedSlices):
+        variable.scatter_add(value)
+    else:
+        variable.assign_add(value, read_value=False)
+
+
+def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
+    """`variable -= rate * gradient`, in one pass over memory where TensorFlow has an operation."""
+    if isinstance(gradient, tf.IndexedSlices) or not variable.dtype.is_floating:
+        add(variable, scaled(gradient, -rate))
+        return
+    tf.raw_ops.ResourceApplyGradientDescent(
+        var=variable.handle, alpha=tf.cast(rate, variable.dtype), delta=gradient
+    )
+
+
+def scaled(value: Gradient, factor: Any) -> Gradient:
+    """`factor * value`."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            value.values * tf.cast(factor, value.values.dtype), value.indices, value.dense_shape
+        )
+    return value * tf.cast(factor, value.dtype)

@@ -1,0 +1,147 @@
+"""The part of a strategy that TensorFlow and Keras call: `StrategyExtended`, contexts and scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.strategies.variable import ReplicaVariable
+
+
+class Context(tf.distribute.ReplicaContext):
+    """What runs is one worker's step, or the shard's update: there is nobody to reduce with."""
+
+    def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        del reduce_op, options
+        return value
+
+
+class Extended(_tf.StrategyExtended):
+    """The part of a strategy that TensorFlow and Keras call."""
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs.pop("colocate_with", None)
+        strategy = self._container_strategy()
+        with tf.device(strategy.shard_device):
+            primary = next_creator(**kwargs)
+        return strategy.adopt(primary)
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, ReplicaVariable):
+            raise ValueError(
+                f"The variable {colocate_with_variable.name!r} was created outside "
+                "`strategy.scope()`. Create the model inside the scope."
+            )
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        with Context(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, ReplicaVariable):
+            raise ValueError(
+                f"The variable {var.name!r} was created outside `strategy.scope()`, and its "
+                "optimizer inside. Create both inside the scope."
+            )
+        result = fn(var, *args, **kwargs)
+        return result if group else (result,)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        return self._update(var, fn, args, kwargs or {}, group)
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        return value
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return value
+
+    def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
+        return [value for value, _ in pairs]
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        return value
+
+    def _use_merge_call(self) -> bool:
+        return False
+
+    def _get_local_replica_id(self, replica_id: int) -> int:
+        return replica_id
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return replica_id
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        # Each worker's mini-batch is a step of its own: Keras must not divide the loss.
+        return 1
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return tuple(self._container_strategy().engine.store.worker_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        return (self._container_strategy().shard_device,)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        return self.parameter_devices
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def value_container(self, value: Any) -> Any:
+        return value
+
+    def read_var(self, variable: Any) -> tf.Tensor:
+        return variable.read_value()
+
+    def _in_multi_worker_mode(self) -> bool:
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
+
+
+class Scope:
+    """A strategy's scope, with an error that says what to do when two scopes meet."""
+
+    def __init__(self, scope: Any):
+        self._scope = scope
+
+    def __enter__(self) -> Any:
+        try:
+            return self._scope.__enter__()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "The scope of another tf.distribute strategy is open. Leave it first: a model is "
+                "trained by one strategy."
+            ) from error
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
+        result = self._scope.__exit__(kind, error, traceback)
+        if isinstance(error, RuntimeError) and str(error).startswith("Mixing different"):
+            raise ValueError(
+                "The model or its optimizer was created outside this strategy's scope. Create "
+                "the model and the optimizer, and compile, inside `with strategy.scope():`."
+            ) from error
+        return result
