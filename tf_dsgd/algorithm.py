@@ -7,8 +7,7 @@
 Rules are TensorFlow operations on a `Worker` or a `Shard`, which give them weights and memory. They
 know nothing of Keras, devices or threads: every engine traces the same rules into its functions.
 
-A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. Gradients, messages and weights
-are in one order.
+A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. All lists are in one order.
 """
 
 from __future__ import annotations
