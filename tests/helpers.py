@@ -26,6 +26,9 @@ class Ids:
         with self._mutex:
             self._noted.append(np.asarray(ids).astype(np.int64).ravel())
 
+    def add_first_column(self, batch):
+        self.add(batch[:, 0])
+
     def take(self):
         """Returns the ids noted since the last call, sorted."""
         with self._mutex:
@@ -43,15 +46,11 @@ class RecordIds(keras.layers.Layer):
 
     def call(self, inputs, training=False):
         if training:
-            inputs = _identity_with(self._note, inputs)
+            inputs = _identity_after(self.ids.add_first_column, inputs)
         return inputs[:, 1:]
 
     def compute_output_shape(self, input_shape):
         return (*input_shape[:-1], input_shape[-1] - 1)
-
-    def _note(self, batch):
-        self.ids.add(batch[:, 0])
-        return batch
 
 
 class Sleep(keras.layers.Layer):
@@ -63,18 +62,26 @@ class Sleep(keras.layers.Layer):
         self.seconds = seconds
 
     def call(self, inputs, training=False):
-        return _identity_with(self._wait, inputs) if training else inputs
+        if not training:
+            return inputs
+        seconds = self.seconds
+        return _identity_after(lambda batch: time.sleep(seconds), inputs)
 
     def compute_output_shape(self, input_shape):
         return input_shape
 
-    def _wait(self, batch):
-        time.sleep(self.seconds)
+
+def _identity_after(function, inputs):
+    """The inputs, once the function was called on them as an array.
+
+    TensorFlow never lets go of the function, so it should not hold a layer, and by it a model.
+    """
+
+    def call(batch):
+        function(batch)
         return batch
 
-
-def _identity_with(function, inputs):
-    outputs = tf.numpy_function(function, [inputs], inputs.dtype)
+    outputs = tf.numpy_function(call, [inputs], inputs.dtype)
     outputs.set_shape(inputs.shape)
     return outputs
 

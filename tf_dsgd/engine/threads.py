@@ -6,7 +6,9 @@ together with the next fetch. Threads exist while there is work: a drain ends th
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +21,8 @@ from tf_dsgd.engine.program import Program
 _IDLE_SECONDS = 30.0
 # How often a waiting main thread looks whether the workers are still alive.
 _LOOK_SECONDS = 1.0
+# At exit, how long to wait for the rounds under way.
+_CLOSE_SECONDS = 5.0
 
 
 class ThreadsEngine(Engine):
@@ -34,6 +38,8 @@ class ThreadsEngine(Engine):
         self._flushing = False
         self._error: tuple[int, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
+        self._closing = False
+        atexit.register(_close, weakref.ref(self))
 
     def prepare(self, program: Program) -> None:
         _ = program.push, program.exchange, program.fetch, program.flush
@@ -146,7 +152,7 @@ class ThreadsEngine(Engine):
 
     def _take(self, worker: WorkerState) -> int:
         """Takes a round's batches if there are enough and the rules let the worker begin."""
-        if self._error is not None or not self._may_begin(worker):
+        if self._closing or self._error is not None or not self._may_begin(worker):
             return 0
         steps = self._round_steps(worker, self._available, self._flushing)
         self._available -= steps
@@ -158,7 +164,7 @@ class ThreadsEngine(Engine):
     def _wait(self, worker: WorkerState, program: Program) -> bool:
         """Waits for work; at a drain sends what is left. False when the thread is to end."""
         with self._changed:
-            while self._error is None:
+            while self._error is None and not self._closing:
                 if self._may_begin(worker) and self._round_steps(
                     worker, self._available, self._flushing
                 ):
@@ -167,7 +173,7 @@ class ThreadsEngine(Engine):
                     break
                 if not self._changed.wait(_IDLE_SECONDS) and not worker.unsent:
                     return False
-            if self._error is not None:
+            if self._error is not None or self._closing:
                 return False
         if worker.unsent:
             self._push(worker, program, 0)
@@ -201,7 +207,7 @@ class ThreadsEngine(Engine):
         with self._changed:
             self._blocked += 1
             try:
-                while self._error is None and not self.exchange.may_fetch(
+                while not (self._closing or self._error) and not self.exchange.may_fetch(
                     worker.pushed_at, int(program.shard.version)
                 ):
                     if self._flushing and self._blocked == self._busy and not self._available:
@@ -213,3 +219,18 @@ class ThreadsEngine(Engine):
                     self._changed.wait(_LOOK_SECONDS)
             finally:
                 self._blocked -= 1
+
+    def close(self, seconds: float) -> None:
+        """Ends the threads after the round each is in, waiting at most that long for all."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._threads, seconds)
+            self._closing = bool(self._threads)
+
+
+def _close(engine: weakref.ref[ThreadsEngine]) -> None:
+    """At exit: TensorFlow must not be taken down under a running worker."""
+    live = engine()
+    if live is not None:
+        live.close(_CLOSE_SECONDS)
