@@ -208,3 +208,19 @@ def test_more_workers_than_batches():
         model.fit(x, y, batch_size=2, epochs=2, verbose=0)
         assert strategy.steps == 4
         np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -4.0, "f"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", ["metric", "layer"])
+def test_state_from_outside_the_scope_is_not_silently_shared(what):
+    """Workers would overwrite each other's counts and statistics: refused, by name."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    metric = keras.metrics.MeanAbsoluteError(name="outside")
+    layer = keras.layers.BatchNormalization(center=False, scale=False, name="outside")
+    layer.build((None, 3))
+    with strategy.scope():
+        layers = [layer] if what == "layer" else []
+        model = keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric] if what == "metric" else ["mae"])
+    with pytest.raises(ValueError, match=r"outside/.*scope"):
+        model.fit(*data(), batch_size=2, verbose=0)

@@ -99,6 +99,7 @@ class TracedStep:
             self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
             self.sparse = [False] * len(self.weights)
         self._check_written()
+        _check_foreign(self.function.graph)
         self.slots = [
             v
             for v in self._worker.written.values()
@@ -235,6 +236,21 @@ def _check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
                 "optimizer.apply was called inside tf.cond, a loop or a nested tf.function, where "
                 "its gradients cannot be taken out. Call it at the top level of the step; to skip "
                 "a step, make the gradients zero."
+            )
+
+
+def _check_foreign(graph: Any) -> None:
+    """Refuses writes to variables of nobody's: workers would overwrite each other's."""
+    names = {id(v.handle): v.name for v in graph.variables if not isinstance(v, ReplicaVariable)}
+    for outside, inside in graph.captures:
+        written = any(
+            op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers()
+        )
+        if written and id(outside) in names:
+            raise ValueError(
+                f"The step changes the variable {names[id(outside)]!r}, which was created outside "
+                "this strategy's scope: a metric or a layer. Create metrics, layers and the "
+                "model inside `with strategy.scope():`."
             )
 
 
