@@ -47,6 +47,16 @@ def make_variable(
         )
 
 
+def make_variable_while_tracing(**options: Any) -> tf.Variable:
+    """Creates the variable that a creator was asked for, at once, although a step is being traced.
+
+    `tf.function` would put its creation off until after the trace; a worker's copy needs it now.
+    """
+    options.pop("use_resource", None)
+    with tf.init_scope():
+        return _resource_variable_ops.ResourceVariable(**options)
+
+
 def unique_id(variable: tf.Variable) -> str:
     """The id by which Keras optimizers find a variable's slots (`_unique_id`)."""
     return variable._unique_id

@@ -174,7 +174,7 @@ class SimulatedCluster(Cluster):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0. Received: {seed!r}.")
         self._seed = seed
-        if faults not in ((), [], None):
+        if faults is not None and not (isinstance(faults, (tuple, list)) and not faults):
             raise ValueError(
                 f"faults cannot be injected in this version: leave it empty. Received: {faults!r}."
             )
@@ -222,9 +222,20 @@ def _seconds(name: str, value: Any) -> float:
 
 def positive_int(name: str, value: Any, alternative: str = "") -> int:
     """Checks a count; also for numpy's integers."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
-        tail = f", {alternative}" if alternative else ""
-        raise ValueError(f"{name} must be an integer of at least 1{tail}. Received: {value!r}.")
+    return integer(name, value, 1, f", {alternative}" if alternative else "")
+
+
+def integer(name: str, value: Any, least: int, alternative: str = "") -> int:
+    """Checks an integer of at least `least` that fits in 31 bits."""
+    if (
+        isinstance(value, bool)
+        or not hasattr(value, "__index__")
+        or not least <= int(value) < 1 << 31
+    ):
+        raise ValueError(
+            f"{name} must be an integer of at least {least}{alternative}, below 2**31. "
+            f"Received: {value!r}."
+        )
     return int(value)
 
 

@@ -173,7 +173,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         tokens = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, Token)]
         if not tokens:
-            return super().run(fn, args, kwargs, options)
+            return self._run_here(fn, args, kwargs, options)
         if len(tokens) > 1:
             raise ValueError(
                 f"strategy.run takes one batch of a distributed dataset. Received: {len(tokens)}. "
@@ -193,6 +193,17 @@ class DistributedStrategy(tf.distribute.Strategy):
                 return program.step_of_chief()
         new_args, new_kwargs = with_batch(token.batch())
         return super().run(fn, new_args, new_kwargs, options)
+
+    def _run_here(self, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        """A step on data of its own, as in `train_on_batch`: no worker takes part."""
+        if not is_train_step(fn):
+            return super().run(fn, args, kwargs, options)
+        self._check(fn)
+        for optimizer in self._optimizers:
+            _tf.follow_steps(optimizer, self._steps)
+        outputs = super().run(fn, args, kwargs, options)
+        self._steps.assign_add(1)
+        return outputs
 
     def _check(self, fn: Any) -> None:
         model = getattr(fn, "__self__", None)

@@ -86,7 +86,15 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     def batch(self) -> Any:
         """Takes the batch, for a step that runs here."""
         self.make_ready()
-        return take_batch(self.queue, self.element_spec)
+        if tf.executing_eagerly():
+            return take_batch(self.queue, self.element_spec)
+        # A function given several tokens (predict, steps_per_execution > 1) takes their batches in
+        # order; TensorFlow would order them only if it knew that the queues are one.
+        last = tf.compat.v1.get_default_graph().get_collection_ref("tf_dsgd_last_batch")
+        with tf.control_dependencies(last):
+            batch = take_batch(self.queue, self.element_spec)
+        last[:] = [t.op for t in tf.nest.flatten(batch, expand_composites=True)]
+        return batch
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -229,6 +237,11 @@ class TokenIterator:
         return _Steps(self)
 
     def __next__(self) -> Token:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "A distributed dataset cannot be iterated over inside a tf.function: batches are "
+                "handed out from Python. Loop outside, and call the tf.function with each batch."
+            )
         if not self.dataset.strategy.next_token(self):
             raise StopIteration
         return self._token

@@ -16,7 +16,7 @@ from tf_dsgd.algorithms.downpour import (
     inverse_staleness,
 )
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
-from tf_dsgd.cluster import positive_int
+from tf_dsgd.cluster import integer, positive_int
 from tf_dsgd.strategies.base import DistributedStrategy
 
 
@@ -69,6 +69,11 @@ class DownpourStrategy(DistributedStrategy):
       count mini-batches.
     - Clipping: with `push_every` above 1 each mini-batch's gradient is clipped, on the worker;
       otherwise the shard clips, as Keras does.
+    - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
+      began with; `local_rule="optimizer"` keeps the step's own order. A step that assigns a
+      trainable weight itself (`SpectralNormalization`) needs that rule, and is refused otherwise.
+    - `train_on_batch` runs one plain Keras step on the shard's weights, in the main thread.
+      Schedules count it; `steps` and `updates`, which are about workers' messages, do not.
     - Reading a weight or a metric anywhere outside a step drains the workers: all batches handed
       out are trained on, what is accrued is sent, and every worker's periods start anew with a
       fetch. A callback that reads weights at every batch makes training synchronous.
@@ -129,10 +134,10 @@ class DownpourStrategy(DistributedStrategy):
         exchange = Periods(
             push_every=positive_int("push_every", push_every),
             fetch_every=positive_int("fetch_every", fetch_every),
-            warm_start_steps=_count("warm_start_steps", warm_start_steps),
+            warm_start_steps=integer("warm_start_steps", warm_start_steps, 0),
             max_staleness=None
             if max_staleness is None
-            else _count("max_staleness", max_staleness, " or None"),
+            else integer("max_staleness", max_staleness, 0, ", or None"),
         )
         scaling = _scaling(staleness_scaling)
         local = _local_rule(local_rule, exchange)
@@ -140,14 +145,6 @@ class DownpourStrategy(DistributedStrategy):
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
         super().__init__(cluster, Algorithm(local, exchange, server))
-
-
-def _count(name: str, value: Any, alternative: str = "") -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
-        raise ValueError(
-            f"{name} must be an integer of at least 0{alternative}. Received: {value!r}."
-        )
-    return int(value)
 
 
 def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:

@@ -25,8 +25,9 @@ class Extended(_tf.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         kwargs.pop("colocate_with", None)
         strategy = self._container_strategy()
+        create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with tf.device(strategy.shard_device):
-            primary = next_creator(**kwargs)
+            primary = create(**kwargs)
         return strategy.adopt(primary)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +94,7 @@ class TracedStep:
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
             self.weights = [v for a in self.applications for v in a.replicas]
+            _warn_of_order(self.applications)
             _check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
         else:
@@ -109,13 +111,15 @@ class TracedStep:
             variable.owned_by_workers = True
 
     def _check_written(self) -> None:
-        ids = {id(v) for v in self.weights}
+        if self.sends == "update" or not self.weights:
+            return
         for variable in self._worker.written.values():
-            if variable.kind is Kind.WEIGHT and id(variable) not in ids and self.weights:
+            if variable.kind is Kind.WEIGHT:
                 raise ValueError(
-                    f"The step assigns the trainable variable {variable.name!r} without an "
-                    "optimizer, so the change would stay on one worker. Use an optimizer created "
-                    "in the scope, or create the variable with trainable=False."
+                    f"The step assigns the trainable variable {variable.name!r} itself (as "
+                    "SpectralNormalization does), besides what its optimizer does, so the change "
+                    "would stay on one worker. Use local_rule='optimizer', which sends the change "
+                    "of the weights, or create the variable with trainable=False."
                 )
 
     def pack(self, flat: Sequence[Any]) -> Any:
@@ -237,6 +241,17 @@ def _check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
                 "its gradients cannot be taken out. Call it at the top level of the step; to skip "
                 "a step, make the gradients zero."
             )
+
+
+def _warn_of_order(applications: Sequence[Application]) -> None:
+    if len(applications) > 1:
+        warnings.warn(
+            f"The step applies gradients {len(applications)} times. All of them are computed on "
+            "the weights that the worker has at the beginning of the step, and applied together "
+            "on the shard. Where one must see the other's update (as in a GAN's step), use "
+            "local_rule='optimizer'.",
+            stacklevel=2,
+        )
 
 
 def _check_foreign(graph: Any) -> None:
