@@ -29,18 +29,19 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=marked)
 
 
-def pytest_collection_finish(session):
-    """Takes what was imported out of later collections of garbage."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_terminal_summary(terminalreporter):
     """Says why GPU tests did not run."""
     for item in _deselected:
         terminalreporter.write_line(
             f"DESELECTED {item.nodeid}: TensorFlow lists no GPU on this machine"
         )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _little_to_collect():
+    """Takes what was imported, and what TensorFlow keeps of earlier modules, out of collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,8 @@ Times are of the second epoch, in which nothing is traced, and are bounds on wha
 benchmarks: the sleeping needs no core.
 """
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -13,6 +15,14 @@ import tf_dsgd
 from tests import helpers
 
 STEPS, SECONDS = 40, 0.05
+
+
+@pytest.fixture(autouse=True)
+def _no_pause_while_timed():
+    """Freeing the graphs of earlier tests takes a second or more, at a moment Python chooses."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class ReadsCounters(keras.callbacks.Callback):

@@ -149,7 +149,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         spec = dataset.element_spec
         key = (str(spec), type(spec))
         if key not in self._pulls:
-            self._pulls[key] = make_pull(spec)
+            self._pulls[key] = make_pull(dataset)
         return TokenDataset(self, dataset, self._pulls[key])
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:

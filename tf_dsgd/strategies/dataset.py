@@ -20,7 +20,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 
 # Batches taken from the input at a time while the input keeps up.
-_MOST_AT_ONCE = 8
+_MOST_AT_ONCE = 16
 # An input slower than this is asked for one batch at a time, so that Ctrl-C is answered soon.
 _SLOW_SECONDS = 0.02
 
@@ -121,6 +121,7 @@ class Stream:
         self._dataset = dataset
         self._pull = pull
         self._iterator: Any = None
+        self._resource: tf.Tensor | None = None
         self._at_once = 1
         self._stock = 0
         self._ended = False
@@ -166,8 +167,9 @@ class Stream:
     def _refill(self) -> None:
         if self._iterator is None:
             self._iterator = iter(self._dataset)
+            self._resource = tf.nest.flatten(self._iterator, expand_composites=True)[0]
         start = time.perf_counter()
-        moved, more, size = self._pull(self._iterator, self.queue, tf.constant(self._at_once))
+        moved, more, size = self._pull(self._resource, self.queue, tf.constant(self._at_once))
         self._stock += int(moved)
         self._ended = not bool(more)
         if self._stock:
@@ -176,8 +178,11 @@ class Stream:
         self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
 
 
-def make_pull(element_spec: Any) -> Any:
-    """A function that moves up to `limit` batches of an iterator into a queue."""
+def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
+    """A function that moves up to `limit` batches of a dataset's iterator into a queue.
+
+    Called with tensors alone: TensorFlow would hash the type of a whole iterator at every call.
+    """
 
     def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor) -> Any:
         def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor) -> Any:
@@ -199,7 +204,12 @@ def make_pull(element_spec: Any) -> Any:
             parallel_iterations=1,
         )
 
-    return tf.function(pull, autograph=False)
+    concrete = tf.function(pull, autograph=False).get_concrete_function(
+        tf.data.IteratorSpec(dataset.element_spec),
+        tf.TensorSpec([], tf.resource),
+        tf.TensorSpec([], tf.int32),
+    )
+    return _tf.BoundFunction(concrete, concrete.captured_inputs)
 
 
 def _bytes(batch: Any) -> tf.Tensor:
