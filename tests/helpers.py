@@ -1,39 +1,93 @@
 """Models, data, layers and metrics that several tests use, none of which knows tf_dsgd's inside."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+
+import tf_dsgd
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
+ON_CLUSTER = bool(os.environ.get("TF_CONFIG"))
+"""Whether tests run as the chief of a cluster that `tf_dsgd.launch` started."""
+
+
+def workers(number):
+    """A cluster of that many workers: threads, or the processes beside this one."""
+    if not ON_CLUSTER:
+        return tf_dsgd.LocalCluster(number)
+    there = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+    if there != number:
+        pytest.skip(f"needs {number} workers, and this cluster has {there}")
+    return tf_dsgd.TFCluster()
+
+
+def engines(**made):
+    """The engines that a test runs on, by name; on a cluster, nothing but that."""
+    return {"cluster": tf_dsgd.TFCluster} if ON_CLUSTER else made
+
+
 class Ids:
-    """Sample ids noted by any thread."""
+    """Sample ids noted by any thread, one array for each batch."""
 
     def __init__(self):
         self._mutex = threading.Lock()
         self._noted = []
 
-    def add(self, ids):
+    def after(self, batch):
+        """`batch`, once the first column was noted."""
+        return _identity_after(lambda values: self._add(values[:, 0]), batch)
+
+    def _add(self, ids):
         with self._mutex:
             self._noted.append(np.asarray(ids).astype(np.int64).ravel())
 
-    def add_first_column(self, batch):
-        self.add(batch[:, 0])
-
-    def take(self):
-        """Returns the ids noted since the last call, sorted."""
+    def take_batches(self):
+        """The ids noted since the last call."""
         with self._mutex:
             noted, self._noted = self._noted, []
+        return noted
+
+    def take(self):
+        """The ids noted since the last call, sorted."""
+        noted = self.take_batches()
         return np.sort(np.concatenate(noted)) if noted else np.zeros(0, np.int64)
+
+
+class IdsInFile(Ids):
+    """Sample ids noted by worker processes of this machine, which append lines to a file."""
+
+    def __init__(self):
+        super().__init__()
+        handle, self._path = tempfile.mkstemp(prefix="tf_dsgd_ids_")
+        os.close(handle)
+        weakref.finalize(self, os.unlink, self._path)
+        self._seen = 0
+
+    def after(self, batch):
+        line = tf.strings.reduce_join(tf.strings.as_string(batch[:, 0]), separator=" ")
+        note = tf.print(line, output_stream=f"file://{self._path}")
+        with tf.control_dependencies([note]):
+            return tf.identity(batch)
+
+    def take_batches(self):
+        with open(self._path) as file:
+            lines = file.read().splitlines()
+        lines, self._seen = lines[self._seen :], len(lines)
+        return [np.array(line.split(), np.float64).astype(np.int64) for line in lines]
 
 
 class RecordIds(keras.layers.Layer):
@@ -42,11 +96,11 @@ class RecordIds(keras.layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.supports_jit = False
-        self.ids = Ids()
+        self.ids = IdsInFile() if ON_CLUSTER else Ids()
 
     def call(self, inputs, training=False):
         if training:
-            inputs = _identity_after(self.ids.add_first_column, inputs)
+            inputs = self.ids.after(inputs)
         return inputs[:, 1:]
 
     def compute_output_shape(self, input_shape):
@@ -65,10 +119,23 @@ class Sleep(keras.layers.Layer):
         if not training:
             return inputs
         seconds = self.seconds
+        if ON_CLUSTER:  # no Python function of this process can be called there
+            with tf.control_dependencies([_sleep_in_graph(seconds)]):
+                return tf.identity(inputs)
         return _identity_after(lambda batch: time.sleep(seconds), inputs)
 
     def compute_output_shape(self, input_shape):
         return input_shape
+
+
+def _sleep_in_graph(seconds):
+    """An operation that takes this long: the one element of a dataset that sleeps before it."""
+    source = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
+    types = {"output_types": [tf.int32], "output_shapes": [[]]}
+    slow = tf.raw_ops.SleepDataset(
+        input_dataset=source, sleep_microseconds=tf.constant(int(seconds * 1e6), tf.int64), **types
+    )
+    return tf.raw_ops.DatasetToSingleElement(dataset=slow, **types)[0]
 
 
 def _identity_after(function, inputs):

@@ -9,7 +9,7 @@ model.fit(x, y, batch_size=64, epochs=5)
 
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing
 from tf_dsgd import callbacks, gpu, optimizers
-from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster
+from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "LocalCluster",
     "LocalSGD",
     "SimulatedCluster",
+    "TFCluster",
     "callbacks",
     "gpu",
     "optimizers",

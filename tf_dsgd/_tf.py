@@ -22,6 +22,10 @@ from keras.src.backend.common import global_state as _keras_state
 # and Keras asks its `_use_merge_call`. TF 2.21.
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
 
+# Keras's `fit` takes a distributed dataset only of a class of this name in TensorFlow's modules;
+# the public `tf.distribute.DistributedDataset` is an interface of another. Keras 3.15.1, TF 2.21.
+from tensorflow.python.distribute import input_lib as _input_lib
+
 # The eager context tells whether devices are initialised, which no public call does. TF 2.21.
 from tensorflow.python.eager import context as _context
 
@@ -30,21 +34,71 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
 BaseResourceVariable = _resource_variable_ops.BaseResourceVariable
+DistributedDataset = _input_lib.DistributedDataset
 StrategyExtended = _distribute_lib.StrategyExtendedV1
 CompositeTensor = tf.__internal__.CompositeTensor
 
 
 def make_variable(
     value: Any, *, device: str | None, dtype: Any = None, shape: Any = None, name: str = "cell"
-) -> tf.Variable:
+) -> Any:
     """Creates a plain variable, untouched by any variable creator (our own strategy's included).
 
     `tf.Variable` would ask the strategy whose scope is open; the class itself does not.
     """
+    if shape is not None and not tf.TensorShape(shape).is_fully_defined():
+        value = value() if callable(value) else value
+        return SizeChangingVariable(value, device=device, dtype=dtype, shape=shape, name=name)
     with tf.init_scope(), tf.device(device):
         return _resource_variable_ops.ResourceVariable(
             value, trainable=False, dtype=dtype, shape=shape, name=name
         )
+
+
+class SizeChangingVariable:
+    """A variable whose value may have any size, in place of one of shape `[None, ...]`.
+
+    Passing the handle of such a variable to a function in another process ends that process: the
+    other side takes the handle's shape for a complete one (`DeserializeRemoteTensorHandle`,
+    TF 2.21). So this is a scalar variant that holds a list of one tensor.
+    """
+
+    def __init__(
+        self, value: Any, *, device: str | None, dtype: Any, shape: Any, name: str = "cell"
+    ):
+        self.dtype = tf.as_dtype(dtype)
+        self.shape = tf.TensorShape(shape)
+        with tf.init_scope(), tf.device(device):
+            self._variable = make_variable(self._wrapped(value), device=device, name=name)
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """The resource."""
+        return self._variable.handle
+
+    def _wrapped(self, value: Any) -> tf.Tensor:
+        empty = tf.raw_ops.EmptyTensorList(
+            element_shape=-1, max_num_elements=-1, element_dtype=self.dtype
+        )
+        return tf.raw_ops.TensorListPushBack(
+            input_handle=empty, tensor=tf.convert_to_tensor(value, self.dtype)
+        )
+
+    def read_value(self) -> tf.Tensor:
+        """The value."""
+        value = tf.raw_ops.TensorListGetItem(
+            input_handle=self._variable.read_value(),
+            index=0,
+            element_shape=-1,
+            element_dtype=self.dtype,
+        )
+        value = tf.ensure_shape(value, self.shape)
+        return value
+
+    def assign(self, value: Any, read_value: bool = True) -> None:
+        """Sets the value."""
+        del read_value
+        self._variable.assign(self._wrapped(value), read_value=False)
 
 
 def make_variable_while_tracing(**options: Any) -> tf.Variable:
@@ -90,10 +144,10 @@ class BoundFunction:
     def __init__(self, concrete: Any, captures: Sequence[tf.Tensor]):
         self._concrete = concrete
         self.outputs = concrete.structured_outputs
-        self._captures = list(captures)
+        self.captures = list(captures)
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
-        return self._concrete._call_flat(list(tensors), self._captures)
+        return self._concrete._call_flat(list(tensors), self.captures)
 
 
 @contextlib.contextmanager
@@ -128,6 +182,55 @@ def iterations_variable(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
     return optimizer._iterations.value
 
 
+@contextlib.contextmanager
+def restricted(
+    optimizer: keras.optimizers.Optimizer, keep: Callable[[Any], bool]
+) -> Iterator[None]:
+    """Lets `optimizer.apply` see only some of the variables it was built for, while it is traced.
+
+    Keras averages (EMA), overwrites and resets accumulators of *all* variables the optimizer knows,
+    whichever it was given gradients for. A shard changes only its own. The three lists are
+    `_trainable_variables`, `_model_variables_moving_average`, which runs parallel to it, and
+    `_accumulated_gradients`, which is indexed by variable and may hold None.
+    """
+    entries = optimizer.__dict__
+    kept = [keep(v) for v in entries["_trainable_variables"]]
+    if all(kept):
+        yield
+        return
+    names = ("_trainable_variables", "_model_variables_moving_average", "_accumulated_gradients")
+    before = {name: entries[name] for name in names if entries.get(name)}
+    for name, values in before.items():
+        pairs = zip(values, kept, strict=True)
+        if name == "_accumulated_gradients":
+            entries[name] = [v if k else None for v, k in pairs]
+        else:
+            entries[name] = [v for v, k in pairs if k]
+    try:
+        yield
+    finally:
+        entries.update(before)
+
+
+def run_independently(operation: tf.Operation) -> None:
+    """Lets an operation run as soon as what it was told to wait for is done.
+
+    `tf.function` runs all stateful operations without a resource in the order of tracing.
+    `FuncGraph.experimental_acd_manager` exempts one. TF 2.21.
+    """
+    operation.graph.experimental_acd_manager.run_independently(operation)
+
+
+def own_scalars(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
+    """Scalar variables an optimizer keeps as attributes, such as Nadam's `_u_product`.
+
+    Some are made past `add_variable`, so that nothing at their creation tells whose they are.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    owned = [*vars(optimizer).values(), *vars(inner).values()]
+    return [v.value for v in owned if isinstance(v, keras.Variable) and len(v.shape) == 0]
+
+
 def is_learning_rate(optimizer: keras.optimizers.Optimizer, variable: tf.Variable) -> bool:
     """Whether `variable` holds the optimizer's learning rate."""
     rate = getattr(optimizer, "_learning_rate", None)
@@ -153,3 +256,86 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 def built_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The weights an optimizer was built for; used where `apply` is called without variables."""
     return list(optimizer._trainable_variables)
+
+
+def answer_remotely(token: str, function: Callable[[], Any]) -> None:
+    """Lets other processes of a cluster call a Python function of this one by `tf.raw_ops.PyFunc`.
+
+    `tf.py_function` registers a function under a token of its own choosing, in the process that
+    traces the call. Here the caller is another process, so that both must know the token before.
+    The registry keeps weak references only, hence the attribute. TF 2.21.
+    """
+    from tensorflow.python.ops import script_ops
+
+    script_ops._py_funcs._funcs[token] = function
+    setattr(script_ops._py_funcs, f"_keep_{token}", function)
+
+
+def join_task(job: str, index: int, address: str) -> None:
+    """Adds a task to the cluster this process is connected to, or meets its new incarnation.
+
+    `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
+    `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
+    """
+    server_def = _context.get_server_def()
+    tasks = next(j for j in server_def.cluster.job if j.name == job).tasks
+    tasks[index] = address
+    _context.context().update_server_def(server_def)
+
+
+class SynchronousExecutor:
+    """Runs a thread's operations one after another, each done when its call returns.
+
+    Every worker's thread has one, so that threads do not wait for each other's remote calls.
+    `ClusterCoordinator` does the same with `tensorflow.python.eager.executor`. TF 2.21.
+    """
+
+    def __init__(self) -> None:
+        from tensorflow.python.eager import executor
+
+        self._executor = executor.new_executor(enable_async=False)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Within, this thread's operations run on it."""
+        with _context.executor_scope(self._executor):
+            yield
+
+    def clear_error(self) -> None:
+        """After a remote call failed; else the executor raises the error again when it is freed."""
+        self._executor.clear_error()
+
+
+def partitions(function: BoundFunction, device: str, args: Sequence[tf.Tensor]) -> list[Any]:
+    """What TensorFlow makes of a function called on `device`: a GraphDef for every device.
+
+    Runs the function once. TensorFlow keeps the partitioned graphs of functions that this process
+    instantiates, so the function is put into one of its own, whose default device stays here
+    (`enable_run_metadata`, TF 2.21).
+    """
+    concrete = function._concrete
+    graph_def = concrete.graph.as_graph_def()
+    names = [tensor.name for tensor in concrete.inputs]
+
+    def outer(*tensors: tf.Tensor) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        inputs = [*tensors, *(graph.capture(handle) for handle in function.captures)]
+        with tf.device(device):
+            must_run = tf.graph_util.import_graph_def(
+                graph_def,
+                input_map=dict(zip(names, inputs, strict=True)),
+                return_elements=[op.name for op in concrete.graph.control_outputs],
+            )
+            with tf.control_dependencies(must_run):
+                return tf.constant(0)
+
+    context = _context.context()
+    # Not tf.function, which would put operations into an order of its own.
+    traced = tf.compat.v1.wrap_function(outer, [tf.TensorSpec.from_tensor(t) for t in args])
+    context.enable_run_metadata()
+    try:
+        traced(*args)
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_run_metadata()
+    return [graph for entry in metadata.function_graphs for graph in entry.partition_graphs]

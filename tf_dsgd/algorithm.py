@@ -92,8 +92,8 @@ class Shard(Protocol):
     def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
         """One update by the compiled optimizer; `scale` multiplies its *step* (its rate)."""
 
-    def count_update(self) -> None:
-        """Counts an update in `optimizer.iterations` that `optimize` did not make."""
+    def count_updates(self, number: Any = 1) -> None:
+        """Counts updates in `optimizer.iterations` that `optimize` did not make."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,10 @@ class LocalRule(abc.ABC):
 
     @abc.abstractmethod
     def message(self, worker: Worker) -> list[Gradient]:
-        """Gives what is to be sent, and starts a new collection."""
+        """Gives what is to be sent, and starts a new collection.
+
+        One tensor per weight goes to that weight's shard; what follows, to the first shard.
+        """
 
     @abc.abstractmethod
     def fetched(
@@ -130,7 +133,7 @@ class LocalRule(abc.ABC):
     ) -> None:
         """Takes fetched weights; an `IndexedSlices` holds only the rows that changed.
 
-        `extras` is what the server rule's `fetched` gave.
+        `extras` is what the server rule's `fetched` gave, one shard's after the other.
         """
 
     def unsent_rows(self, worker: Worker, index: int) -> tf.Tensor | None:
@@ -144,6 +147,9 @@ class ExchangeRule:
 
     push_every: int = 1
     fetch_every: int = 1
+
+    wire_dtype: str | None = None
+    """Type in which floating-point weights and messages travel; None for their own."""
 
     waits_for_version: ClassVar[bool] = False
     """Whether `may_fetch` can refuse. Engines look at versions only then."""

@@ -35,6 +35,13 @@ def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
     )
 
 
+def cast(value: Gradient, dtype: Any) -> Gradient:
+    """`value` in another type; of an `IndexedSlices` its values."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.cast(value.values, dtype), value.indices, value.dense_shape)
+    return tf.cast(value, dtype)
+
+
 def scaled(value: Gradient, factor: Any) -> Gradient:
     """`factor * value`."""
     if isinstance(value, tf.IndexedSlices):

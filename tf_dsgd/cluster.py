@@ -6,15 +6,18 @@ import abc
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, gpu
+from tf_dsgd import _tf, gpu, tasks
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.connection import Connection, connect, say
 from tf_dsgd.engine import simulator
 from tf_dsgd.engine.base import Engine
+from tf_dsgd.engine.cluster import ClusterEngine
+from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 
 
@@ -25,13 +28,28 @@ class Cluster(abc.ABC):
     def configure(self) -> None:
         """Sets what must be set before TensorFlow opens its devices."""
 
+    locked_in_graph: ClassVar[bool] = False
+    """Whether functions of several processes act on a shard."""
+    workers_can_leave: ClassVar[bool] = False
+    """Whether a worker, and what it owns, can be lost while others go on."""
+
     @abc.abstractmethod
-    def shard_device(self) -> str:
-        """Where the shard's variables are."""
+    def shard_devices(self) -> list[str]:
+        """Where each shard's variables are."""
+
+    def host_device(self) -> str:
+        """A device of this process."""
+        return self.shard_devices()[0]
 
     @abc.abstractmethod
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         """The engine for an exchange rule."""
+
+    def announce(self, shards: Sequence[tuple[int, int]]) -> None:
+        """Says how many variables, and bytes, each shard holds, where that is of interest."""
+
+
+_MOST_THREADS = 1024
 
 
 class LocalCluster(Cluster):
@@ -47,11 +65,11 @@ class LocalCluster(Cluster):
     (`tf_dsgd.gpu.configure_memory`).
 
     Args:
-        num_workers: number of workers, at least 1. By default one per GPU; without GPUs one per
+        num_workers: number of workers, 1 to 1,024. By default one per GPU; without GPUs one per
             core this process may run on.
 
     Raises:
-        ValueError: if `num_workers` is not a positive integer.
+        ValueError: if `num_workers` is not an integer from 1 to 1,024.
 
     Example:
 
@@ -62,6 +80,12 @@ class LocalCluster(Cluster):
     def __init__(self, num_workers: int | None = None):
         if num_workers is not None:
             positive_int("num_workers", num_workers, "or None, for one per GPU or core")
+            if num_workers > _MOST_THREADS:
+                raise ValueError(
+                    f"num_workers must be at most {_MOST_THREADS}: every local worker is a thread "
+                    f"with a copy of the model. Received: {num_workers}. For more use "
+                    "tf_dsgd.SimulatedCluster."
+                )
         self.num_workers = num_workers
 
     def __repr__(self) -> str:
@@ -89,9 +113,9 @@ class LocalCluster(Cluster):
             threading.get_intra_op_parallelism_threads(),
         )
 
-    def shard_device(self) -> str:
+    def shard_devices(self) -> list[str]:
         gpus = tf.config.list_logical_devices("GPU")
-        return gpus[0].name if len(gpus) == 1 else tf.config.list_logical_devices("CPU")[0].name
+        return [(gpus if len(gpus) == 1 else tf.config.list_logical_devices("CPU"))[0].name]
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         devices = [
@@ -99,11 +123,118 @@ class LocalCluster(Cluster):
             for d in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         ]
         count = self._count()
-        return ThreadsEngine([devices[m % len(devices)] for m in range(count)], exchange)
+        return ThreadsEngine(Store([devices[m % len(devices)] for m in range(count)]), exchange)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class TFCluster(Cluster):
+    """Worker and ps processes of a TensorFlow cluster; this process is their chief.
+
+    Use it to train on several processes or machines. The weights and the optimizer's slots are on
+    the ps tasks, balanced by bytes; workers compute; batches come from the chief's dataset. Start
+    the other tasks with `python -m tf_dsgd.serve`, or everything on one machine with `python -m
+    tf_dsgd.launch`. A script started with a worker's or ps's TF_CONFIG serves that task: making
+    the cluster then does not return.
+
+    Training starts when every ps and one worker are there. Workers may come later, be lost, and
+    come back: each fetches first, and the batches that a lost one had not finished go to others,
+    so that every example is still used exactly once an epoch. A lost ps ends training with an
+    error. A process can be connected to one cluster only.
+
+    Args:
+        resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, a `tf.train.ClusterSpec`, or
+            None for the environment variable TF_CONFIG.
+        connect_timeout_seconds: how long to wait for every ps and one worker.
+        worker_timeout_seconds: how long training waits when all workers are lost.
+
+    Raises:
+        ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.
+        TimeoutError: if tasks are missing after `connect_timeout_seconds`, naming them.
+        RuntimeError: if a task runs another version of the package, or this process is connected
+            to another cluster.
+        OSError: if the chief's port is in use.
+
+    Example:
+
+    >>> spec = tf.train.ClusterSpec({"worker": ["10.0.0.1:2222"], "ps": ["10.0.0.2:2222"]})
+    >>> strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(spec))  # doctest: +SKIP
+    """
+
+    locked_in_graph = True
+    workers_can_leave = True
+
+    def __init__(
+        self,
+        resolver: Any = None,
+        *,
+        connect_timeout_seconds: float = 600.0,
+        worker_timeout_seconds: float = 60.0,
+    ):
+        for name, value in (
+            ("connect_timeout_seconds", connect_timeout_seconds),
+            ("worker_timeout_seconds", worker_timeout_seconds),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"{name} must be a positive number. Received: {value!r}.")
+        self._tasks = _tasks(resolver)
+        self._connect_timeout = connect_timeout_seconds
+        self._worker_timeout = worker_timeout_seconds
+        self._connected: Connection | None = None
+        if self._tasks.task_type in ("worker", "ps"):
+            # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
+            from tf_dsgd.serve import serve
+
+            serve(self._tasks)
+
+    def __repr__(self) -> str:
+        return f"TFCluster({self._tasks.jobs})"
+
+    @property
+    def _connection(self) -> Connection:
+        if self._connected is None:
+            self._connected = connect(self._tasks, self._connect_timeout)
+        return self._connected
+
+    def configure(self) -> None:
+        import tf_dsgd
+
+        workers, ps = len(self._tasks.workers), len(self._tasks.ps)
+        say(
+            f"{tf_dsgd.__version__}: {self._tasks.name('chief', 0)} of {workers} worker and {ps} "
+            f"ps tasks (pid {os.getpid()})"
+        )
+        gpu.configure_by_default()
+        _ = self._connection
+
+    def shard_devices(self) -> list[str]:
+        return self._connection.shard_devices()
+
+    def host_device(self) -> str:
+        return self._connection.host_device
+
+    def make_engine(self, exchange: ExchangeRule) -> Engine:
+        return ClusterEngine(self._connection, exchange, self._worker_timeout)
+
+    def announce(self, shards: Sequence[tuple[int, int]]) -> None:
+        names = [self._tasks.name("ps", index) for index in sorted(self._tasks.ps)]
+        for name, (variables, size) in zip(names, shards, strict=True):
+            say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")
+
+
+def _tasks(resolver: Any) -> tasks.Tasks:
+    if resolver is None:
+        return tasks.from_tf_config()
+    if isinstance(resolver, tf.train.ClusterSpec):
+        return tasks.from_cluster_spec(resolver)
+    if isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
+        return tasks.from_resolver(resolver)
+    raise TypeError(
+        "TFCluster takes a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
+        f"Received: {resolver!r}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,12 +316,16 @@ class SimulatedCluster(Cluster):
     def configure(self) -> None:
         gpu.configure_by_default()
 
-    def shard_device(self) -> str:
-        return tf.config.list_logical_devices("CPU")[0].name
+    def shard_devices(self) -> list[str]:
+        return [tf.config.list_logical_devices("CPU")[0].name]
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         return simulator.SimulatorEngine(
-            simulator.on_cpu(self.num_workers), exchange, self._compute, self._network, self._seed
+            Store(self.shard_devices() * self.num_workers),
+            exchange,
+            self._compute,
+            self._network,
+            self._seed,
         )
 
 
@@ -244,18 +379,10 @@ def resolve(cluster: Any) -> Cluster:
     if isinstance(cluster, Cluster):
         return cluster
     if isinstance(cluster, (tf.distribute.cluster_resolver.ClusterResolver, tf.train.ClusterSpec)):
-        raise ValueError(
-            f"Several processes are not supported in this version. Received: cluster={cluster!r}. "
-            "Use tf_dsgd.LocalCluster() for workers on this machine."
-        )
+        return TFCluster(cluster)
     if cluster is not None:
         raise TypeError(
-            "cluster must be a tf_dsgd.LocalCluster, a tf_dsgd.SimulatedCluster or None. "
-            f"Received: {cluster!r}."
+            "cluster must be a tf_dsgd.LocalCluster, TFCluster or SimulatedCluster, a "
+            f"ClusterResolver, a ClusterSpec, or None. Received: {cluster!r}."
         )
-    if os.environ.get("TF_CONFIG"):
-        raise ValueError(
-            "TF_CONFIG is set, but several processes are not supported in this version. Unset it, "
-            "or pass tf_dsgd.LocalCluster() to train on this machine alone."
-        )
-    return LocalCluster()
+    return TFCluster() if os.environ.get("TF_CONFIG") else LocalCluster()

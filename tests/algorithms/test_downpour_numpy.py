@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dsgd
 from tests.algorithms import downpour_twin
@@ -140,3 +141,20 @@ def test_workers_of_different_speed_on_different_batches(server, network):
         network=network,
     )
     assert max(twin.staleness) >= 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_travels_is_rounded_and_the_shard_is_not(dtype):
+    """w <- w - rate * round(g(round(w))), with the shard's w in float32."""
+    short = tf.as_dtype(dtype).as_numpy_dtype
+    cluster = tf_dsgd.SimulatedCluster(1, compute_seconds=1.0, network_seconds=0.0, seed=0)
+    batches = problem(20, equal=False)
+    strategy = tf_dsgd.DownpourStrategy(cluster, wire_dtype=dtype)
+    got = train(strategy, lambda: keras.optimizers.SGD(0.05), batches, 2)
+    exact = w = np.zeros((FEATURES, 1))
+    for batch in batches * 2:
+        seen = w.astype("float32").astype(short).astype(np.float64)
+        w = w - 0.05 * gradient(seen, batch).astype("float32").astype(short).astype(np.float64)
+        exact = exact - 0.05 * gradient(exact, batch)
+    np.testing.assert_allclose(got, w, rtol=1e-4, atol=1e-5)
+    assert np.abs(got - exact).max() > 5 * np.abs(got - w).max()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tf_dsgd
+from tests import helpers
 
 
 def half_square(y_true, y_pred):
@@ -98,7 +99,7 @@ PERIOD_LAST = {"sgd": [4, 1, 7, 8, 11, 15, 3], "none": [4, 5, 12, 9, 9, 13, 3]}
 @pytest.mark.parametrize("local_rule", PERIOD_LAST)
 def test_periods_of_two_and_three(local_rule, engine):
     cluster = (
-        tf_dsgd.LocalCluster(1)
+        helpers.workers(1)
         if engine == "local"
         else tf_dsgd.SimulatedCluster(1, compute_seconds=1.0, network_seconds=0.0, seed=0)
     )
@@ -115,7 +116,7 @@ def test_periods_of_two_and_three(local_rule, engine):
 
 def test_a_zero_gradient_changes_nothing():
     """Periods of K and zero gradients after the first leave the one step of that first gradient."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1), push_every=4, fetch_every=4)
     assert fit(one_weight(strategy), [6, 6, 6, 6]) == 6.0
     assert strategy.updates == 1
 
@@ -123,14 +124,14 @@ def test_a_zero_gradient_changes_nothing():
 def test_the_local_rate_may_differ_from_the_servers():
     """LocalSGD(2): g = 0 - 4, L = 8; g = 8 - 1 = 7; pushed -4 + 7 = 3: w = -3 with rate 1."""
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(1), push_every=2, fetch_every=2, local_rule=tf_dsgd.LocalSGD(2.0)
+        helpers.workers(1), push_every=2, fetch_every=2, local_rule=tf_dsgd.LocalSGD(2.0)
     )
     assert fit(one_weight(strategy), [4, 1]) == -3.0
 
 
 def test_reading_the_weights_drains():
     """A callback that reads weights at each batch turns push_every=4 into pushes of one."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1), push_every=4, fetch_every=4)
     model = one_weight(strategy)
     seen = []
     read = keras.callbacks.LambdaCallback(

@@ -3,6 +3,7 @@
 import functools
 
 import tf_dsgd
+from tests import helpers
 
 
 def _downpour(**options):
@@ -21,18 +22,20 @@ CONFIGURATIONS = {
     "downpour_update": _downpour(push_every=2, fetch_every=3, local_rule="optimizer"),
     "downpour_own_rate": _downpour(push_every=2, fetch_every=2, local_rule=tf_dsgd.LocalSGD(0.01)),
     "downpour_scaled": _downpour(staleness_scaling="inverse"),
+    "downpour_bfloat16": _downpour(wire_dtype="bfloat16"),
     "downpour_warm": _downpour(warm_start_steps=10),
 }
 
-ENGINES = {
-    "local": lambda: tf_dsgd.LocalCluster(2),
-    "simulated": lambda: tf_dsgd.SimulatedCluster(
+# Under the launcher the same checks run on its worker and ps processes.
+ENGINES = helpers.engines(
+    local=lambda: tf_dsgd.LocalCluster(2),
+    simulated=lambda: tf_dsgd.SimulatedCluster(
         3,
         compute_seconds=[1.0, tf_dsgd.Exponential(1.5), 2.25],
         network_seconds=tf_dsgd.Exponential(0.1),
         seed=17,
     ),
-}
+)
 
 
 def make(configuration, engine):

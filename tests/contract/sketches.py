@@ -61,7 +61,7 @@ class AdaptiveRevision(algorithm.ServerRule):
             eta = self.alpha / tf.sqrt(1.0 + top)
             x.assign_add(-eta * g + (eta_old - eta) * backlog)
             gbar.assign_add(g)
-        shard.count_update()
+        shard.count_updates()
         return True
 
     def fetched(self, shard, worker):

@@ -29,7 +29,7 @@ def test_momentum_one_is_an_exact_counter():
     m_n = m_(n-1) - 1 = -n and w_n = w_(n-1) + m_n = -n (n + 1) / 2: integers below 2^24, so exact
     in float32. One lost or doubled push moves both.
     """
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     model = train(strategy, lambda: keras.optimizers.SGD(1.0, momentum=1.0))
     n = STEPS
     np.testing.assert_array_equal(slot(model, "momentum"), np.full((3, 1), -n, "float32"))
@@ -44,7 +44,7 @@ def test_momentum_one_is_an_exact_counter():
 
 def test_rmsprop_equals_its_recurrence():
     """v = rho v + (1 - rho) g^2; w -= rate g / sqrt(v + eps), for g = 1, in float32."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     model = train(strategy, lambda: keras.optimizers.RMSprop(0.125, rho=0.99, epsilon=1e-7))
     v, w = 0.0, 0.0
     for _ in range(STEPS):
@@ -60,7 +60,7 @@ def test_rmsprop_equals_its_recurrence():
 def test_the_slot_holds_every_gradient_whatever_the_periods(push_every, fetch_every):
     """Momentum of 1 adds up what is pushed, and pushes are sums: minus the count of batches."""
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(2), push_every=push_every, fetch_every=fetch_every
+        helpers.workers(2), push_every=push_every, fetch_every=fetch_every
     )
     model = train(strategy, lambda: keras.optimizers.SGD(1.0, momentum=1.0), epochs=2)
     np.testing.assert_array_equal(slot(model, "momentum"), np.full((3, 1), -2 * STEPS, "float32"))
@@ -75,7 +75,7 @@ def test_the_slot_holds_every_gradient_whatever_the_periods(push_every, fetch_ev
 def test_update_based_changes_all_arrive():
     """Without momentum each worker's change is -1 per mini-batch, and the server adds them."""
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(2), push_every=3, fetch_every=5, local_rule="optimizer"
+        helpers.workers(2), push_every=3, fetch_every=5, local_rule="optimizer"
     )
     model = train(strategy, lambda: keras.optimizers.SGD(1.0))
     np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -STEPS, "float32"))
@@ -88,7 +88,7 @@ def test_adam_counts_its_updates():
     A constant gradient moves Adam's weight by its rate at every update, if the bias correction
     knows how many there have been.
     """
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     model = train(strategy, lambda: keras.optimizers.Adam(0.125, epsilon=0.0))
     assert int(model.optimizer.iterations) == STEPS
     np.testing.assert_allclose(model.get_weights()[0], np.full((3, 1), -0.125 * STEPS), rtol=1e-4)
@@ -97,7 +97,7 @@ def test_adam_counts_its_updates():
 def test_metrics_count_every_sample_once():
     """The logs of two workers are one worker's: integer sums, at a rate of 0."""
     x, y = helpers.regression(403)
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), push_every=2, fetch_every=3)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2), push_every=2, fetch_every=3)
     with strategy.scope():
         model = helpers.recording_model(keras.optimizers.SGD(0.0), metrics=helpers.id_metrics())
     history = model.fit(x, y, batch_size=4, epochs=2, verbose=0).history
@@ -110,7 +110,7 @@ def test_metrics_count_every_sample_once():
 
 def test_batch_norm_statistics_stay_finite_and_right():
     """Every worker sees the same batch, so however copies are averaged, the mean tends to its."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), push_every=4, fetch_every=4)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2), push_every=4, fetch_every=4)
     with strategy.scope():
         model = keras.Sequential(
             [

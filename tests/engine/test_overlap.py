@@ -51,17 +51,15 @@ def epoch_seconds(cluster, callbacks=(), **periods):
 
 @pytest.fixture(scope="module")
 def one_worker():
-    seconds, strategy = epoch_seconds(tf_dsgd.LocalCluster(1))
+    seconds, strategy = epoch_seconds(helpers.workers(1))
     assert seconds >= STEPS * SECONDS
     assert strategy.staleness().max == 0
     return seconds
 
 
-@pytest.mark.parametrize("period", [1, 5])
+@pytest.mark.parametrize("period", [1, 5, 40])
 def test_two_workers_overlap(one_worker, period):
-    seconds, strategy = epoch_seconds(
-        tf_dsgd.LocalCluster(2), push_every=period, fetch_every=period
-    )
+    seconds, strategy = epoch_seconds(helpers.workers(2), push_every=period, fetch_every=period)
     assert seconds <= 0.6 * one_worker
     ledger = helpers.assert_ledger_balances(strategy)
     assert strategy.steps == 2 * STEPS
@@ -72,19 +70,19 @@ def test_two_workers_overlap(one_worker, period):
 def test_a_callback_that_reads_counters_does_not_serialise(one_worker):
     """Reading the learning rate and `iterations` must not wait for the work under way."""
     reader = ReadsCounters()
-    seconds, strategy = epoch_seconds(tf_dsgd.LocalCluster(2), [reader])
+    seconds, strategy = epoch_seconds(helpers.workers(2), [reader])
     assert seconds <= 0.6 * one_worker
     assert strategy.staleness().mean > 0
     rates, counts = zip(*reader.seen, strict=True)
     assert len(rates) == 2 * STEPS
     assert set(rates) == {float(np.float32(0.001))}
     assert list(counts) == sorted(counts)
-    assert counts[-1] <= strategy.updates
+    assert 0.8 * strategy.updates <= counts[-1] <= strategy.updates  # they follow the shard
 
 
 def test_input_overlaps_compute():
     """Making a batch takes as long as a step; one worker must not wait for both in turn."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     with strategy.scope():
         model = helpers.constant_gradient_model(
             keras.optimizers.SGD(0.001), extra=[helpers.Sleep(SECONDS)]
@@ -102,7 +100,7 @@ def test_input_overlaps_compute():
 
 def test_stopping_stops_every_worker():
     """`stop_training` at the sixth of 400 batches: nothing is left running, and nothing runs on."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -142,7 +140,7 @@ def test_an_error_in_a_worker_comes_out_of_fit():
                 raise ValueError("a bad sample was met")
             return inputs
 
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Fails()])
     x, y = helpers.ones(100)

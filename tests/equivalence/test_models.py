@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 from tests.equivalence import twin
 from tests.equivalence.models import MODELS
 
@@ -22,7 +23,7 @@ def test_model(name, engine):
 def test_moving_statistics_moved():
     """The comparison above would also hold if neither model had updated its statistics."""
     make, data = MODELS["batch_norm"]
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     with strategy.scope():
         model, _, _ = twin.fit(make, *data())
     layer = model.layers[1]
@@ -34,10 +35,10 @@ def test_class_and_sample_weights_change_the_same_steps():
     x, y = twin.data()
     make = twin.mlp(lambda: keras.optimizers.SGD(0.1))
     weight = np.linspace(0.0, 2.0, len(x)).astype("float32")
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     twin.assert_same_as_plain(make, strategy, x, y, sample_weight=weight)
     labels = (y > 0).astype("float32")
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     twin.assert_same_as_plain(make, strategy, x, labels, class_weight={0: 0.25, 1: 3.0})
 
 
@@ -45,7 +46,7 @@ def test_validation_logs_equal_plain_ones():
     x, y = twin.data()
     make = twin.mlp(lambda: keras.optimizers.Adam(0.01))
     for arguments in ({"validation_data": (x[:20], y[:20])}, {"validation_split": 0.25}):
-        strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+        strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
         twin.assert_same_as_plain(make, strategy, x, y, **arguments)
 
 
@@ -53,7 +54,7 @@ def test_an_embedding_row_that_is_never_read_stays():
     """A sparse gradient touches the rows it names, under momentum too; others keep their bits."""
     make, data = MODELS["embedding"]
     x, y = data()
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), push_every=2, fetch_every=3)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2), push_every=2, fetch_every=3)
     with strategy.scope():
         model, start, _ = twin.fit(make, np.minimum(x, 30), y)
     table = model.layers[0].embeddings.numpy()

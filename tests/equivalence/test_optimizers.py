@@ -5,6 +5,7 @@ import pytest
 from keras import optimizers
 
 import tf_dsgd
+from tests import helpers
 from tests.equivalence import twin
 
 OPTIMIZERS = {
@@ -81,7 +82,7 @@ def test_option(name, engine):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_optimizer(name):
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     twin.assert_same_as_plain(twin.mlp(OTHERS[name]), strategy, *twin.data())
 
 

@@ -54,7 +54,7 @@ def test_a_schedule_follows_mini_batches_not_updates(local_rule):
     counts; by updates, of which there are 8, the rate would stay at 1 and the weight end at -32.
     """
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4, local_rule=local_rule
+        helpers.workers(1), push_every=4, fetch_every=4, local_rule=local_rule
     )
     rate = optimizers.schedules.PiecewiseConstantDecay([16], [1.0, 0.0])
     x, y = helpers.ones(8 * 32)
@@ -72,7 +72,7 @@ def test_adam_corrects_its_bias_by_updates(local_rule):
     A worker that runs the optimizer itself takes one such step for each mini-batch.
     """
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(1), push_every=4, fetch_every=4, local_rule=local_rule
+        helpers.workers(1), push_every=4, fetch_every=4, local_rule=local_rule
     )
     x, y = helpers.ones(8 * 32)
     with strategy.scope():

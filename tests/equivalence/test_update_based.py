@@ -33,7 +33,7 @@ def test_one_worker_equals_plain_keras(name, engine):
 def test_one_worker_with_longer_periods_still_equals_plain_keras(name):
     """Adding up the changes of K steps is taking them: only rounding is between the two."""
     strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.LocalCluster(1), push_every=3, fetch_every=3, local_rule="optimizer"
+        helpers.workers(1), push_every=3, fetch_every=3, local_rule="optimizer"
     )
     x, y = twin.data()
     plain, _, _ = twin.fit(twin.mlp(OPTIMIZERS[name]), x, y)

@@ -6,12 +6,12 @@ import numpy as np
 import tf_dsgd
 from tests import helpers
 
-ENGINES = {
-    "local": lambda: tf_dsgd.LocalCluster(1),
-    "simulated": lambda: tf_dsgd.SimulatedCluster(
+ENGINES = helpers.engines(
+    local=lambda: tf_dsgd.LocalCluster(1),
+    simulated=lambda: tf_dsgd.SimulatedCluster(
         1, compute_seconds=1.0, network_seconds=0.25, seed=0
     ),
-}
+)
 EXAMPLES, BATCH, EPOCHS = 48, 8, 2
 STEPS = EPOCHS * EXAMPLES // BATCH
 

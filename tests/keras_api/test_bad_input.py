@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
@@ -49,9 +50,10 @@ BAD = [
     *cases(downpour, "local_rule", "adam", 3, None, "SGD"),
     *cases(downpour, "staleness_scaling", "inverze", 3, True),
     *cases(downpour, "max_staleness", -1, 1.5, "2"),
+    *cases(downpour, "wire_dtype", "float32", "int8", 16),
     *cases(downpour, "warm_start_steps", -1, 0.5, "10", None),
     *cases(downpour, "cluster", 3, "localhost:2222", object),
-    *cases(local, "num_workers", 0, -2, 2.5, "2"),
+    *cases(local, "num_workers", 0, -2, 2.5, "2", 10**5),
     *cases(simulated, "num_workers", 0, -1, 2.5, "3", None),
     *cases(simulated, "compute_seconds", *TIMES),
     *cases(simulated, "network_seconds", *TIMES),
@@ -76,6 +78,21 @@ def test_wrong_value(case):
     assert case.name in message
     assert case.shown in message
     assert REMEDY.search(message), message
+
+
+@pytest.mark.parametrize(
+    ("scaling", "shown"),
+    [
+        (lambda: 1.0, "fails at 0"),
+        (lambda tau: "half", "fails at 0"),
+        (lambda tau: None, "fails at 0"),
+        (lambda tau: 1 / tau, "inf at 0"),
+        (lambda tau: 1.0 - tf.cast(tau, tf.float32), "at 1000"),
+    ],
+)
+def test_a_scaling_that_is_no_factor(scaling, shown):
+    with pytest.raises(ValueError, match=f"staleness_scaling must .*{shown}"):
+        tf_dsgd.DownpourStrategy(local(1), staleness_scaling=scaling)
 
 
 @pytest.mark.timeout(20)

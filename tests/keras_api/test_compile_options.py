@@ -8,12 +8,12 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 
-ENGINES = {
-    "local": lambda: tf_dsgd.LocalCluster(2),
-    "simulated": lambda: tf_dsgd.SimulatedCluster(
+ENGINES = helpers.engines(
+    local=lambda: tf_dsgd.LocalCluster(2),
+    simulated=lambda: tf_dsgd.SimulatedCluster(
         2, compute_seconds=[1.0, 1.5], network_seconds=0.1, seed=0
     ),
-}
+)
 
 
 @pytest.fixture(params=ENGINES)

@@ -16,7 +16,7 @@ import tf_dsgd
 from tests import helpers
 
 cluster = {cluster}
-strategy = tf_dsgd.DownpourStrategy(cluster)
+strategy = tf_dsgd.DownpourStrategy(cluster, push_every={period}, fetch_every={period})
 with strategy.scope():
     model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[helpers.Sleep(0.05)])
 x, y = helpers.ones(2 * 4000)
@@ -42,10 +42,10 @@ LOCAL = "tf_dsgd.LocalCluster(2)"
 SIMULATED = "tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.0, seed=0)"
 
 
-def interrupt(cluster, body):
+def interrupt(cluster, body, period=1):
     """Sends SIGINT once training runs; returns output, error text, exit code and seconds."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(cluster=cluster, body=body)],
+        [sys.executable, "-c", SCRIPT.format(cluster=cluster, body=body, period=period)],
         cwd=helpers.ROOT,
         env=helpers.python_env(),
         stdout=subprocess.PIPE,
@@ -69,9 +69,14 @@ def interrupt(cluster, body):
         process.wait(timeout=10)
 
 
-@pytest.mark.parametrize("cluster", [LOCAL, SIMULATED], ids=["local", "simulated"])
-def test_caught_and_trained_on(cluster):
-    out, err, code, seconds = interrupt(cluster, CAUGHT)
+@pytest.mark.parametrize(
+    ("cluster", "period"),
+    [(LOCAL, 1), (LOCAL, 500), (SIMULATED, 1)],
+    ids=["local", "local_500", "simulated"],
+)
+def test_caught_and_trained_on(cluster, period):
+    """What was handed out and is still trained on does not grow with the period."""
+    out, err, code, seconds = interrupt(cluster, CAUGHT, period)
     assert code == 0, err
     assert out.split() == ["INTERRUPTED", "0", "0.0", "AGAIN", "10"], (out, err)
     assert seconds <= 2.0

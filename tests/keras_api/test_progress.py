@@ -11,7 +11,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\x08")
 
 
 def printed(capsys, verbose, epochs=2, examples=250, **arguments):
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     x, y = helpers.regression(examples)
     with strategy.scope():
         model = helpers.recording_model("sgd", metrics=helpers.id_metrics())

@@ -50,7 +50,14 @@ def fit(model, *callbacks):
     return seen
 
 
-@pytest.mark.parametrize("options", [{}, {"push_every": 3, "fetch_every": 2}], ids=["1_1", "3_2"])
+OPTIONS = {
+    "1_1": {},
+    "3_2": {"push_every": 3, "fetch_every": 2},
+    "update_3_2": {"push_every": 3, "fetch_every": 2, "local_rule": "optimizer"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_resumed_run_ends_where_an_unbroken_one_does(name, options, tmp_path):
     unbroken, reference = start(**options)

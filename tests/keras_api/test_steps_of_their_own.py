@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 
 
 def data(count=24):
@@ -51,7 +52,7 @@ def two_optimizers(scope):
 def test_local_optimizers_keep_the_order_of_two_updates():
     x, y = data()
     plain = two_optimizers(contextlib.nullcontext())
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), local_rule="optimizer")
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1), local_rule="optimizer")
     ours = two_optimizers(strategy.scope())
     for model in (plain, ours):
         model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
@@ -60,7 +61,7 @@ def test_local_optimizers_keep_the_order_of_two_updates():
 
 
 def test_gradient_rules_say_that_two_updates_go_together():
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     model = two_optimizers(strategy.scope())
     with pytest.warns(UserWarning, match=r"applies gradients 2 times.*local_rule='optimizer'"):
         model.fit(*data(), batch_size=4, verbose=0)
@@ -78,10 +79,10 @@ def normalised(scope):
 
 def test_a_step_that_assigns_a_weight():
     x, y = data()
-    refused = normalised(tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)).scope())
+    refused = normalised(tf_dsgd.DownpourStrategy(helpers.workers(1)).scope())
     with pytest.raises(ValueError, match=r"assigns the trainable variable.*local_rule='optimizer'"):
         refused.fit(x, y, batch_size=4, verbose=0)
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), local_rule="optimizer")
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1), local_rule="optimizer")
     plain, ours = normalised(contextlib.nullcontext()), normalised(strategy.scope())
     for model in (plain, ours):
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
@@ -92,7 +93,7 @@ def test_a_step_that_assigns_a_weight():
 @pytest.mark.parametrize("steps", [2, 8])
 def test_predict_keeps_the_order_of_rows(steps):
     x = np.arange(203, dtype="float32")[:, None]
-    with tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2)).scope():
+    with tf_dsgd.DownpourStrategy(helpers.workers(2)).scope():
         layer = keras.layers.Dense(1, kernel_initializer="ones")
         model = keras.Sequential([keras.Input((1,)), layer])
         model.compile("sgd", "mse", steps_per_execution=steps)
@@ -105,7 +106,7 @@ def test_train_on_batch_and_fit_share_one_schedule():
     results = []
     for scope in (
         contextlib.nullcontext(),
-        tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)).scope(),
+        tf_dsgd.DownpourStrategy(helpers.workers(1)).scope(),
     ):
         keras.utils.set_random_seed(0)
         with scope:
@@ -123,7 +124,7 @@ def test_train_on_batch_and_fit_share_one_schedule():
 
 
 def test_iterating_inside_a_function_is_explained():
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     dataset = strategy.experimental_distribute_dataset(
         tf.data.Dataset.from_tensor_slices(data()).batch(4)
     )

@@ -50,3 +50,30 @@ def test_loss_vs_seconds_prints_a_table():
         *("--tasks", "moderate", "--repetitions", "1", "--epochs", "2", "--examples", "1280"),
     )
     assert "| Downpour, 2 workers, periods of 20 |" in output
+
+
+def test_mini_batches_of_a_cluster_count_when_applied():
+    spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
+    program = str(ROOT / "benchmarks" / "cluster_contenders.py")
+    launched = run_python(
+        *("-m", "tf_dsgd.launch", "--workers", "2", "--ps", "1", program, json.dumps(spec)),
+    )
+    assert launched.returncode == 0, launched.stderr
+    result = json.loads(launched.stdout.splitlines()[-1])
+    assert (result["steps"], result["workers"]) == (2 * 640 / 64, 2)
+    assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
+
+
+@pytest.mark.slow
+def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
+    output = run_benchmark(
+        "cluster_throughput.py",
+        *("--groups", "peers,workers,large", "--repetitions", "1", "--epochs", "1"),
+        *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
+        *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
+    )
+    assert "| Downpour, periods of 20 |" in output
+    assert "PyTorch DDP, gloo: no/such/python cannot be started" in output
+    assert "steps_per_execution=20: its Python was not given (--tf_keras_python)" in output
+    assert "| 20 | 2 |" in output
+    assert "of bare assign_add |" in output

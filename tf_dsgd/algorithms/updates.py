@@ -58,5 +58,6 @@ class AddUpdate(algorithm.ServerRule):
         factor = 1.0 if self.scaling is None else self.scaling(message.staleness)
         for weight, change in zip(shard.weights, message.tensors, strict=True):
             arithmetic.add(weight, arithmetic.scaled(change, factor))
-        shard.count_update()
+        # The optimizer made an update at every mini-batch: its bias correction goes by that.
+        shard.count_updates(message.steps)
         return True

@@ -46,6 +46,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if strategy is not None and os.path.exists(self._state_path):
             with np.load(self._state_path, allow_pickle=False) as state:
                 strategy.restore(dict(state))
+            strategy.engine.last_backup = self.backup_dir
 
     def _save_model(self) -> None:
         super()._save_model()
@@ -54,3 +55,4 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             partial = self._state_path + ".partial.npz"
             np.savez(partial, **strategy.state())
             os.replace(partial, self._state_path)
+            strategy.engine.last_backup = self.backup_dir

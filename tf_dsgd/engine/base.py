@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+import threading
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import Store
 
 # Batches waiting for workers take at most this much memory, if there are more than one a worker.
@@ -41,13 +43,20 @@ class WorkerState:
 class Engine(abc.ABC):
     """Runs programs: `grant` batches to it one by one, `settle` before looking at the model."""
 
-    def __init__(self, worker_devices: list[str], exchange: ExchangeRule):
-        self.store = Store(worker_devices)
+    longest_call: ClassVar[int] = 1 << 31
+    """Most mini-batches that a worker takes at a time. Few enough that workers share a short epoch,
+    and that not many are handed out when training is interrupted."""
+
+    def __init__(self, store: Store, exchange: ExchangeRule):
+        self.store = store
+        self.shards: list[Shard] = []
         self.exchange = exchange
-        self.workers = [WorkerState(m) for m in range(len(worker_devices))]
+        self.workers = [WorkerState(m) for m in range(store.num_workers)]
         self.handed_out = 0
         """Mini-batches given to workers since training began; warm start counts them."""
-        self._longest_round = min(exchange.push_every, exchange.fetch_every)
+        self._longest_call = min(exchange.push_every, exchange.fetch_every, self.longest_call)
+        self.last_backup: str | None = None
+        """Where the last checkpoint is, for an error that says what is lost."""
         self._program: Program | None = None
         self._stream: Any = None
 
@@ -62,6 +71,10 @@ class Engine(abc.ABC):
         if self._program is None:
             raise RuntimeError("No step was handed to the workers yet.")
         return self._program
+
+    def messages_sent(self) -> list[int] | None:
+        """Messages that each worker has numbered; None where only shards can tell."""
+        return self.store.sequences()
 
     @abc.abstractmethod
     def prepare(self, program: Program) -> None:
@@ -78,15 +91,31 @@ class Engine(abc.ABC):
     def _switch(self, program: Program, stream: Any) -> None:
         if program is not self._program or stream is not self._stream:
             self.settle()
+            self._release_stream()
             self._program, self._stream = program, stream
+
+    def _release_stream(self) -> None:
+        """Lets go of the batches' source in a thread of its own.
+
+        TensorFlow's iterators, when freed, may wait for a second for the thread that tunes them.
+        """
+        last = [self._stream]
+        self._stream = None
+        if last[0] is not None:
+            threading.Thread(target=last.clear, name="tf_dsgd frees a dataset").start()
 
     def _round_steps(self, worker: WorkerState, available: int, flushing: bool) -> int:
         """How many batches a worker takes now; 0 if it should wait for more."""
-        steps = self.exchange.steps_to_event(worker.step)
+        steps = min(self.exchange.steps_to_event(worker.step), self.longest_call)
+        steps = min(steps, self._limit(worker))
         if available >= steps:
             return steps
-        enough = available and (flushing or available >= self._portion(steps))
+        enough = available and steps and (flushing or available >= self._portion(steps))
         return available if enough else 0
+
+    def _limit(self, worker: WorkerState) -> int:
+        """Most batches that this worker in particular can take now."""
+        return 1 << 31
 
     def _portion(self, steps: int) -> int:
         """Batches to begin with where a whole round of them would take too much memory."""

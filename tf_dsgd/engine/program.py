@@ -2,13 +2,18 @@
 
     work(n, queue)            worker   n local steps, gradients used by the local rule
     collect() -> message      worker   what is to be sent
-    deliver(header, *message) shard    applied at most once, by the server rule
-    fetch()                   both     the shard's state into the worker's copies
-    push(), exchange()        both     collect + deliver [+ fetch], where both share memory
-    flush()                   shard    partial collections, at a drain
+    deliver(header, *message) shards   applied at most once, by the server rule
+    fetch()                   both     the shards' state into the worker's copies
+    push(), exchange()        both     collect + deliver [+ fetch]
+    flush()                   shards   partial collections, at a drain
 
-Each is traced once, with the first worker's variables, and bound to every worker. `deliver`,
-`fetch`, `push`, `exchange` and `flush` run under the shard's lock.
+and where batches are sent to workers in other processes:
+
+    work_on(*batches)         worker   local steps on these batches
+    round_on(*batches)        both     fetch + local steps + push, in one call
+
+Each is traced once, with one worker's variables, and bound to every worker. What runs on a shard
+runs under its lock.
 """
 
 from __future__ import annotations
@@ -20,21 +25,20 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, arithmetic
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import (
-    CLOCK_LENGTH,
-    FETCHED,
     INCARNATION,
     SEQUENCE,
     STEPS,
-    VERSION,
     WORKER,
     Replicated,
     Store,
+    clock_parts,
+    headers,
 )
 
 
@@ -45,10 +49,15 @@ class Step(Protocol):
     """Concrete function: a batch to (outputs, gradients)."""
     outputs: list[tf.TensorSpec]
     weights: list[Any]
-    """Variables with `.primary` and `.on_workers()`, in the order of the gradients."""
+    """Variables with `.primary`, `.shard` and `.on_workers()`, in the order of the gradients."""
     sparse: list[bool]
     slots: list[Any]
     """What the optimizer keeps on the worker, if it runs there."""
+
+    element_spec: Any
+    """Type of a batch."""
+    packing: Any
+    """How batches are sent to another process; see `strategies.packing.Packing`."""
 
     def take_batch(self, queue: tf.Tensor) -> Any:
         """The next batch of a queue."""
@@ -59,17 +68,17 @@ class Step(Protocol):
     def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Gradients fit for a local step."""
 
-    def optimize(self, gradients: Sequence[Gradient], scale: Any) -> None:
-        """The compiled optimizer's update, traced on the shard."""
+    def optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
+        """The compiled optimizer's update of a shard's weights, traced there."""
 
-    def count_update(self) -> None:
-        """Counts an update that `optimize` did not make."""
+    def count_updates(self, shard: int, number: Any) -> None:
+        """Counts updates that `optimize` did not make."""
 
     def on_worker(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` while variables resolve to a worker's copies."""
 
-    def on_shard(self, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` while variables resolve to their primaries."""
+    def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` while variables resolve to what that shard has of them."""
 
     def rewrites(self, variable: Any) -> bool:
         """Whether the traced update writes more of `variable` than the rows it was sent."""
@@ -77,8 +86,8 @@ class Step(Protocol):
     def fetched_state(self) -> list[Any]:
         """Other variables that a fetch copies."""
 
-    def averaged_state(self) -> list[Any]:
-        """Moving statistics and counts that workers change."""
+    def merged_state(self) -> list[Any]:
+        """Moving statistics and counts that workers change; `.averaged` tells which are means."""
 
 
 class _WorkerView:
@@ -125,17 +134,23 @@ class _WorkerView:
         return self._program.step.local_gradients(gradients)
 
 
+# (values, extras, other state, merged state, version)
+_Fetched = tuple[list[Gradient], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], tf.Tensor]
+
+
 class _ShardView:
     """`algorithm.Shard` while a shard's function is traced."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, index: int):
         self._program = program
-        self.weights = [v.primary for v in program.step.weights]
+        self._index = index
+        self._mine = [v for v in program.step.weights if v.shard == index]
+        self.weights = [v.primary for v in self._mine]
         self.num_workers = program.store.num_workers
 
     @property
     def version(self) -> tf.Tensor:
-        return self._program.shard.version.read_value()
+        return self._program.shards[self._index].version.read_value()
 
     def cell(
         self,
@@ -146,62 +161,73 @@ class _ShardView:
         dtype: Any = None,
         per_worker: bool = False,
     ) -> tf.Variable:
-        weight = self._program.step.weights[index]
+        weight = self._mine[index]
         shape = weight.shape.as_list() if shape is None else list(shape)
         return self._program.shard_cell(
+            self._index,
             (name, _tf.unique_id(weight)),
             [self.num_workers] * per_worker + shape,
             dtype or weight.dtype,
         )
 
     def counter(self, name: str) -> tf.Variable:
-        return self._program.shard_cell((name, "counter"), [], tf.int64)
+        return self._program.shard_cell(self._index, (name, "counter"), [], tf.int64)
 
     def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
-        self._program.step.optimize(gradients, scale)
+        self._program.step.optimize(self._index, gradients, scale)
 
-    def count_update(self) -> None:
-        self._program.step.count_update()
+    def count_updates(self, number: Any = 1) -> None:
+        self._program.step.count_updates(self._index, number)
 
 
 class Program:
-    """All functions of one step under one algorithm."""
+    """All functions of one step under one algorithm.
+
+    Args:
+        step: the user's step.
+        algorithm: the three rules.
+        store: what workers own.
+        shards: all shards; each of the step's variables is on one.
+        host_device: where the latest outputs are kept.
+    """
 
     def __init__(
-        self, step: Step, algorithm: Algorithm, store: Store, shard: Shard, device: str | None
+        self,
+        step: Step,
+        algorithm: Algorithm,
+        store: Store,
+        shards: Sequence[Shard],
+        host_device: str | None,
     ):
         self.step = step
         self.algorithm = algorithm
         self.store = store
-        self.shard = shard
-        self._device = device
+        self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
+        self._work_traced = False
         self._delivery_traced = False
         self._worker = _WorkerView(self)
-        self._shard_view = _ShardView(self)
+        self._views = [_ShardView(self, shard.index) for shard in shards]
         self.clock = store.clock
         self.logs = [
             _tf.make_variable(
                 functools.partial(tf.zeros, [d or 0 for d in spec.shape.as_list()], spec.dtype),
-                device=device,
+                device=host_device,
                 dtype=spec.dtype,
                 shape=spec.shape,
                 name="log",
             )
             for spec in step.outputs
         ]
-        self.work = self._bind(
-            self._work, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)
-        )
         self._base = [
             store.cell(
                 ("base", _tf.unique_id(v)),
                 functools.partial(self._copies_of, v),
             )
-            for v in step.averaged_state()
+            for v in step.merged_state()
         ]
         self.row_logs = {
-            i: RowLog(v.primary, store.num_workers, device)
+            i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
             if step.sparse[i]
         }
@@ -212,29 +238,33 @@ class Program:
             lambda m: copies[m].read_value(), dtype=variable.dtype, name="base"
         )
 
-    def shard_cell(self, key: Any, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
-        """Memory of the shard, zero at first."""
-        if key not in self._shard_cells:
+    def shard_cell(
+        self, shard: int, key: Any, shape: Sequence[int], dtype: tf.DType
+    ) -> tf.Variable:
+        """Memory of a shard, zero at first."""
+        if (shard, key) not in self._shard_cells:
             with tf.init_scope():
-                self._shard_cells[key] = _tf.make_variable(
-                    tf.zeros(shape, dtype), device=self._device, name=str(key[0])
+                self._shard_cells[shard, key] = _tf.make_variable(
+                    tf.zeros(shape, dtype), device=self.shards[shard].device, name=str(key[0])
                 )
-        return self._shard_cells[key]
+        return self._shard_cells[shard, key]
 
     def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
         return self.store.bind(tf.function(fn, autograph=False).get_concrete_function(*specs))
 
     # -- worker -----------------------------------------------------------------------------
 
-    def _one_step(self, queue: tf.Tensor) -> list[tf.Tensor]:
-        outputs, gradients = self.step.function(self.step.take_batch(queue))
+    def _one_step(self, batch: Any) -> list[tf.Tensor]:
+        outputs, gradients = self.step.function(batch)
         self.step.on_worker(lambda: self.algorithm.local.step(self._worker, gradients))
         return outputs
 
-    def _work(self, steps: tf.Tensor, queue: tf.Tensor) -> None:
+    def _work(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
+        """Local steps on `batch(0)`, `batch(1)` ...; gives the last one's outputs."""
+        self._work_traced = True
         exchange = self.algorithm.exchange
         if exchange.push_every == 1 or exchange.fetch_every == 1:
-            outputs = self._one_step(queue)
+            outputs = self._one_step(batch(tf.constant(0)))
         else:
             first = [
                 tf.zeros([d or 0 for d in spec.shape.as_list()], spec.dtype)
@@ -242,109 +272,261 @@ class Program:
             ]
             _, outputs = tf.while_loop(
                 lambda k, _: k < steps,
-                lambda k, _: (k + 1, self._one_step(queue)),
+                lambda k, _: (k + 1, self._one_step(batch(k))),
                 (tf.constant(0), first),
                 shape_invariants=(tf.TensorShape([]), [s.shape for s in self.step.outputs]),
                 parallel_iterations=1,
             )
-        for variable, value in zip(self.logs, outputs, strict=True):
-            variable.assign(value, read_value=False)
         clock = self.clock.template.read_value()
-        version = tf.where(clock[STEPS] == 0, clock[FETCHED], clock[VERSION])
-        self._set_clock(clock, {VERSION: version, STEPS: clock[STEPS] + tf.cast(steps, tf.int64)})
+        fixed, versions, fetched = clock_parts(clock, len(self.shards))
+        versions = tf.where(clock[STEPS] == 0, fetched, versions)
+        self._set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
+        return outputs
 
-    def _set_clock(self, clock: tf.Tensor, changes: dict[int, tf.Tensor]) -> tf.Tensor:
-        clock = tf.stack([changes.get(i, clock[i]) for i in range(CLOCK_LENGTH)])
+    def _set_clock(
+        self,
+        changes: dict[int, tf.Tensor],
+        fixed: tf.Tensor,
+        versions: tf.Tensor,
+        fetched: tf.Tensor,
+    ) -> None:
+        fixed = tf.stack([changes.get(i, fixed[i]) for i in range(fixed.shape[0])])
+        clock = tf.concat([fixed, versions, fetched], 0)
         self.clock.template.assign(clock, read_value=False)
-        return clock
 
-    def _collect(self) -> tuple[tf.Tensor, list[Gradient]]:
+    def _collect(self) -> tuple[list[tf.Tensor], list[Gradient]]:
         message = self.step.on_worker(lambda: self.algorithm.local.message(self._worker))
-        for variable, base in zip(self.step.averaged_state(), self._base, strict=True):
+        for variable, base in zip(self.step.merged_state(), self._base, strict=True):
             now = tf.identity(variable.on_workers().template.read_value())
             additive = now.dtype.is_floating or now.dtype.is_integer
             message.append(now - base.template.read_value() if additive else now)
             base.template.assign(now, read_value=False)
         clock = self.clock.template.read_value()
-        header = tf.stack(
-            [clock[WORKER], clock[INCARNATION], clock[SEQUENCE] + 1, clock[VERSION], clock[STEPS]]
-        )
-        self._set_clock(clock, {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)})
-        return header, message
+        changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}
+        self._set_clock(changes, *clock_parts(clock, len(self.shards)))
+        return headers(clock, len(self.shards)), message
 
-    # -- shard ------------------------------------------------------------------------------
+    # -- shards -----------------------------------------------------------------------------
 
-    def _deliver(self, header: tf.Tensor, message: Sequence[Gradient]) -> tf.Tensor:
+    def _weights_of(self, shard: int) -> list[int]:
+        return [i for i, v in enumerate(self.step.weights) if v.shard == shard]
+
+    def _merged_of(self, shard: int) -> list[int]:
+        return [j for j, v in enumerate(self.step.merged_state()) if v.shard == shard]
+
+    def _deliver(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
+        """Whether all shards applied the message."""
         self._delivery_traced = True
-        count = len(message) - len(self.step.averaged_state())
-        tensors, changes = message[:count], message[count:]
+        count = len(message) - len(self.step.merged_state())
+        more = list(message[len(self.step.weights) : count])
+        fresh = []
+        for shard, header in zip(self.shards, heads, strict=True):
+            tensors = [message[i] for i in self._weights_of(shard.index)]
+            tensors += more if shard.index == 0 else []
+            dtypes = [tensor.dtype for tensor in tensors]
+            tensors = [self._for_wire(tensor) for tensor in tensors]
+            changes = [message[count + j] for j in self._merged_of(shard.index)]
+            structure = [header, tensors, changes]
 
-        def apply(staleness: tf.Tensor) -> tf.Tensor | bool:
-            changed = self.step.on_shard(
-                lambda: self.algorithm.server.receive(
-                    self._shard_view,
-                    Message(header[WORKER], header[VERSION], header[STEPS], staleness, tensors),
+            def body(
+                flat: Any, shard: Shard = shard, structure: Any = structure, dtypes: Any = dtypes
+            ) -> tf.Tensor:
+                header, tensors, changes = tf.nest.pack_sequence_as(
+                    structure, flat, expand_composites=True
                 )
-            )
-            for i, log in self.row_logs.items():
-                log.note(tensors[i].indices)
-            for variable, change in zip(self.step.averaged_state(), changes, strict=True):
-                if change.dtype.is_floating:
-                    # Workers' sums would diverge (11 workers, period 20): average instead.
-                    variable.primary.assign_add(change / self.store.num_workers, read_value=False)
-                elif change.dtype.is_integer:
-                    variable.primary.assign_add(change, read_value=False)
-                else:
-                    variable.primary.assign(change, read_value=False)
-            return changed
+                tensors = [arithmetic.cast(t, d) for t, d in zip(tensors, dtypes, strict=True)]
+                return shard.receive(
+                    header,
+                    lambda staleness: self._apply(shard, header, staleness, tensors, changes),
+                )
 
-        return self.shard.receive(header, apply)
+            flat = tf.nest.flatten(structure, expand_composites=True)
+            fresh.append(shard.locked(flat, body))
+        return fresh[0] if len(fresh) == 1 else tf.reduce_all(tf.stack(fresh))
 
-    def _fetched_values(self, worker: tf.Tensor) -> list[Gradient]:
-        values: list[Gradient] = []
-        for i, variable in enumerate(self.step.weights):
-            if i not in self.row_logs or self.step.rewrites(variable):
-                values.append(variable.primary.read_value())
-                continue
-            changed, whole = self.row_logs[i].changed(worker)
-            unsent = self.step.on_worker(
+    def _for_wire(self, value: Gradient) -> Gradient:
+        dtype = self.algorithm.exchange.wire_dtype
+        return arithmetic.cast(value, dtype) if dtype and value.dtype.is_floating else value
+
+    def _apply(
+        self,
+        shard: Shard,
+        header: tf.Tensor,
+        staleness: tf.Tensor,
+        tensors: Sequence[Gradient],
+        changes: Sequence[tf.Tensor],
+    ) -> tf.Tensor | bool:
+        worker, _, _, version, steps = tf.unstack(header, 5)
+        changed = self.step.on_shard(
+            shard.index,
+            lambda: self.algorithm.server.receive(
+                self._views[shard.index], Message(worker, version, steps, staleness, tensors)
+            ),
+        )
+        for i, tensor in zip(self._weights_of(shard.index), tensors, strict=False):
+            if i in self.row_logs:
+                self.row_logs[i].note(tensor.indices)
+        state = self.step.merged_state()
+        for change, j in zip(changes, self._merged_of(shard.index), strict=True):
+            variable = state[j]
+            if change.dtype.is_floating and variable.averaged:
+                # Workers' sums would diverge (11 workers, period 20): average instead.
+                variable.primary.assign_add(change / self.store.num_workers, read_value=False)
+            elif change.dtype.is_floating or change.dtype.is_integer:
+                variable.primary.assign_add(change, read_value=False)
+            else:
+                variable.primary.assign(change, read_value=False)
+        return changed
+
+    def _read_shard(self, shard: Shard, worker: tf.Tensor) -> _Fetched:
+        """Everything a worker fetches from one shard, at one moment."""
+        mine = self._weights_of(shard.index)
+        unsent = {
+            i: self.step.on_worker(
                 functools.partial(self.algorithm.local.unsent_rows, self._worker, i)
             )
-            if unsent is not None:
-                changed = tf.unique(tf.concat([changed, tf.cast(unsent, tf.int64)], 0))[0]
-            shape = variable.primary.shape.as_list()
-            rows = tf.cond(
-                whole, lambda n=shape[0]: tf.range(n, dtype=tf.int64), lambda c=changed: c
+            for i in mine
+            if self._fetches_rows(i)
+        }
+        given = [worker, {i: tf.cast(r, tf.int64) for i, r in unsent.items() if r is not None}]
+
+        def body(flat: Any) -> _Fetched:
+            worker, unsent = tf.nest.pack_sequence_as(given, flat)
+            values: list[Gradient] = [
+                self._changed_rows(i, worker, unsent.get(i))
+                if self._fetches_rows(i)
+                else self.step.weights[i].primary.read_value()
+                for i in mine
+            ]
+            extras = self.step.on_shard(
+                shard.index,
+                lambda: self.algorithm.server.fetched(self._views[shard.index], worker),
             )
-            values.append(
-                tf.IndexedSlices(variable.primary.sparse_read(rows), rows, tf.constant(shape))
+            return (
+                [self._for_wire(value) for value in values],
+                list(extras),
+                [
+                    v.primary.read_value()
+                    for v in self.step.fetched_state()
+                    if v.shard == shard.index
+                ],
+                [
+                    self.step.merged_state()[j].primary.read_value()
+                    for j in self._merged_of(shard.index)
+                ],
+                shard.version.read_value(),
             )
-        return values
+
+        return shard.locked(tf.nest.flatten(given), body)
+
+    def _fetches_rows(self, i: int) -> bool:
+        return i in self.row_logs and not self.step.rewrites(self.step.weights[i])
+
+    def _changed_rows(
+        self, i: int, worker: tf.Tensor, unsent: tf.Tensor | None
+    ) -> tf.IndexedSlices:
+        variable = self.step.weights[i]
+        changed, whole = self.row_logs[i].changed(worker)
+        if unsent is not None:
+            changed = tf.unique(tf.concat([changed, unsent], 0))[0]
+        shape = variable.primary.shape.as_list()
+        rows = tf.cond(whole, lambda: tf.range(shape[0], dtype=tf.int64), lambda: changed)
+        return tf.IndexedSlices(variable.primary.sparse_read(rows), rows, tf.constant(shape))
 
     def _fetch(self) -> tf.Tensor:
+        """Fetches from every shard; gives the first one's version."""
+        if not self._work_traced:
+            raise RuntimeError("Local steps are traced first: they show what a fetch must bring.")
         clock = self.clock.template.read_value()
-        worker = clock[WORKER]
-        values = self._fetched_values(worker)
-        extras = self.step.on_shard(lambda: self.algorithm.server.fetched(self._shard_view, worker))
+        parts = [self._read_shard(shard, clock[WORKER]) for shard in self.shards]
+        values: list[Any] = [None] * len(self.step.weights)
+        merged: list[Any] = [None] * len(self._base)
+        extras, versions = [], []
+        fetched_state = self.step.fetched_state()
+        for shard, (weights, more, state, merges, version) in zip(self.shards, parts, strict=True):
+            for i, value in zip(self._weights_of(shard.index), weights, strict=True):
+                values[i] = arithmetic.cast(value, self.step.weights[i].dtype)
+            for j, value in zip(self._merged_of(shard.index), merges, strict=True):
+                merged[j] = value
+            extras.extend(more)
+            versions.append(version)
+            here = [v for v in fetched_state if v.shard == shard.index]
+            for variable, value in zip(here, state, strict=True):
+                variable.on_workers().template.assign(value, read_value=False)
         self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values, extras))
-        for variable in self.step.fetched_state():
-            variable.on_workers().template.assign(variable.primary.read_value(), read_value=False)
-        for variable, base in zip(self.step.averaged_state(), self._base, strict=True):
-            value, copy = variable.primary.read_value(), variable.on_workers().template
+        for variable, base, value in zip(self.step.merged_state(), self._base, merged, strict=True):
+            copy = variable.on_workers().template
             if value.dtype.is_floating or value.dtype.is_integer:
                 copy.assign(value + (copy.read_value() - base.template.read_value()))
             else:
                 copy.assign(value)
             base.template.assign(value, read_value=False)
-        version = self.shard.version.read_value()
-        self._set_clock(clock, {FETCHED: version})
-        return version
+        fixed, begun, _ = clock_parts(clock, len(self.shards))
+        self._set_clock({}, fixed, begun, tf.stack(versions))
+        return versions[0]
 
     # -- bound functions, traced when an engine first needs them ----------------------------
 
     @functools.cached_property
+    def work(self) -> list[_tf.BoundFunction]:
+        """(steps, queue); keeps the last outputs in `logs`."""
+
+        def work(steps: tf.Tensor, queue: tf.Tensor) -> None:
+            outputs = self._work(steps, lambda _: self.step.take_batch(queue))
+            for variable, value in zip(self.logs, outputs, strict=True):
+                variable.assign(value, read_value=False)
+
+        return self._bind(work, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource))
+
+    @functools.cached_property
+    def work_on(self) -> list[_tf.BoundFunction]:
+        """(*packed batches) -> the last one's outputs."""
+        return self._bind(self._work_on, *self.step.packing.specs)
+
+    def _work_on(self, *packed: tf.Tensor) -> list[tf.Tensor]:
+        steps, batch = self.step.packing.unpack(packed)
+        return self._work(steps, batch)
+
+    @functools.cached_property
+    def round_on(self) -> list[_tf.BoundFunction]:
+        """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
+        _ = self.work_on, self.fetch  # each shows the next what it must do
+
+        def round_on(*packed: tf.Tensor) -> list[tf.Tensor]:
+            self._fetch()
+            outputs = self._work_on(*packed)
+            self._deliver(*self._collect())
+            return outputs
+
+        return self._bind(round_on, *self.step.packing.specs)
+
+    @functools.cached_property
+    def work_from(self) -> list[_tf.BoundFunction]:
+        """(iterator, steps) -> the last outputs; on batches of an iterator on the worker."""
+        return self._bind(self._work_from, *self._iterator_specs())
+
+    @functools.cached_property
+    def round_from(self) -> list[_tf.BoundFunction]:
+        """(iterator, steps) -> the last outputs; fetches before, and pushes after."""
+        _ = self.work_from, self.fetch
+
+        def round_from(iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+            self._fetch()
+            outputs = self._work_from(iterator, steps)
+            self._deliver(*self._collect())
+            return outputs
+
+        return self._bind(round_from, *self._iterator_specs())
+
+    def _iterator_specs(self) -> list[Any]:
+        return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
+
+    def _work_from(self, iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+        return self._work(steps, lambda _: iterator.get_next())
+
+    @functools.cached_property
     def collect(self) -> list[_tf.BoundFunction]:
-        """() -> (header, message)."""
+        """() -> (headers, message)."""
         return self._bind(self._collect)
 
     @functools.cached_property
@@ -359,10 +541,11 @@ class Program:
         """(valid) -> whether the message was applied; one that is not valid is refused."""
 
         def push(valid: tf.Tensor) -> tf.Tensor:
-            header, message = self._collect()
-            incarnation = tf.where(valid, header[INCARNATION], -1)
-            header = tf.stack([header[0], incarnation, *tf.unstack(header[2:], 3)])
-            return self._deliver(header, message)
+            heads, message = self._collect()
+            for s, head in enumerate(heads):
+                incarnation = tf.where(valid, head[INCARNATION], -1)
+                heads[s] = tf.stack([head[0], incarnation, *tf.unstack(head[2:], 3)])
+            return self._deliver(heads, message)
 
         return self._bind(push, tf.TensorSpec([], tf.bool))
 
@@ -378,28 +561,34 @@ class Program:
 
     @functools.cached_property
     def deliver(self) -> Callable[..., tf.Tensor]:
-        """(header, *message components) -> whether the message was applied."""
-        header, message = self.collect[0].outputs
+        """(headers, message) -> whether the message was applied."""
         concrete = tf.function(self._deliver, autograph=False).get_concrete_function(
-            header, message
+            *self.collect[0].outputs
         )
         bound = _tf.BoundFunction(concrete, concrete.captured_inputs)
-        return lambda header, message: bound(
-            header, *tf.nest.flatten(message, expand_composites=True)
+        return lambda heads, message: bound(
+            *tf.nest.flatten([heads, message], expand_composites=True)
         )
 
     @functools.cached_property
     def flush(self) -> Callable[[], Any] | None:
         """Uses partial collections; None where the server rule has none."""
+        collects = []
 
-        def flush() -> tf.Tensor | None:
-            changed = self.step.on_shard(lambda: self.algorithm.server.flush(self._shard_view))
+        def flush_shard(shard: Shard) -> tf.Tensor:
+            changed = self.step.on_shard(
+                shard.index, lambda: self.algorithm.server.flush(self._views[shard.index])
+            )
+            collects.append(changed is not None)
             if changed is not None:
-                self.shard.version.assign_add(tf.cast(changed, tf.int64))
-            return changed
+                shard.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
+            return tf.zeros([])
+
+        def flush() -> list[tf.Tensor]:
+            return [shard.locked([], lambda _, s=shard: flush_shard(s)) for shard in self.shards]
 
         concrete = tf.function(flush, autograph=False).get_concrete_function()
-        if concrete.structured_outputs is None:
+        if not any(collects):
             return None
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
 

@@ -22,7 +22,11 @@ class RowLog:
     def __init__(self, table: tf.Variable, num_workers: int, device: str | None):
         self._table = table
         self._rows = _tf.make_variable(
-            np.zeros([0], np.int64), device=device, shape=[None], name="changed_rows"
+            np.zeros([0], np.int64),
+            device=device,
+            dtype=tf.int64,
+            shape=[None],
+            name="changed_rows",
         )
         self._place = _tf.make_variable(
             np.full([num_workers], _WHOLE_TABLE, np.int64), device=device, name="place"

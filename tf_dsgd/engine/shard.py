@@ -8,14 +8,17 @@ applied from that worker, or an incarnation that is not the current one, is refu
 from __future__ import annotations
 
 import dataclasses
+import functools
+import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.engine.state import INCARNATION, SEQUENCE, STEPS, VERSION, WORKER
+
+T = TypeVar("T")
 
 # A worker's row in the shard's books.
 _INCARNATION, _SEQUENCE, _APPLIED, _REFUSED, _REPEATED, _STEPS, _TAU_SUM, _TAU_MAX = range(8)
@@ -43,8 +46,8 @@ class WorkerLedger:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ledger:
-    """Where every message went: `sent == applied + refused + in_flight`.
+class ShardLedger:
+    """Where every message to one shard went: `sent == applied + refused + in_flight`.
 
     A message that arrives twice counts twice in `sent`, once in `applied` and once in `refused`.
     """
@@ -73,6 +76,23 @@ class Ledger:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ledger(ShardLedger):
+    """The first shard's ledger, and that of every shard in `shards`.
+
+    A push sends one message to every shard. They count the same, except for a push that a worker's
+    death cut off between two shards.
+    """
+
+    shards: tuple[ShardLedger, ...]
+
+    @property
+    def cut_off(self) -> int:
+        """Pushes that some shards applied and others did not get, because their worker died."""
+        applied = [[w.applied for w in shard.workers] for shard in self.shards]
+        return sum(max(column) - min(column) for column in zip(*applied, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
 class Staleness:
     """Staleness of all applied messages, in updates; NaN where nothing was applied yet."""
 
@@ -90,10 +110,28 @@ class Staleness:
 
 
 class Shard:
-    """Books of one shard; `schedule_step` is the mini-batch at which schedules are evaluated."""
+    """Books of one shard; `schedule_step` is the mini-batch at which schedules are evaluated.
 
-    def __init__(self, num_workers: int, device: str | None, schedule_step: tf.Variable):
+    Args:
+        index: number of this shard, from 0.
+        num_workers: number of workers that may send.
+        device: where the shard is.
+        schedule_step: the shard's own count.
+        locked_in_graph: whether functions of several processes act on the shard, so that the lock
+            must be an operation on the shard's device; else whoever calls holds a lock.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        num_workers: int,
+        device: str | None,
+        schedule_step: tf.Variable,
+        locked_in_graph: bool = False,
+    ):
+        self.index = index
         self.num_workers = num_workers
+        self.device = device
         self.schedule_step = schedule_step
         self.version = _tf.make_variable(tf.zeros([], tf.int64), device=device, name="version")
         self._books = _tf.make_variable(
@@ -102,6 +140,36 @@ class Shard:
         self._bins = _tf.make_variable(
             tf.zeros([STALENESS_BINS], tf.int64), device=device, name="staleness"
         )
+        self._mutex = None
+        if locked_in_graph:
+            with tf.init_scope(), tf.device(device):
+                self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
+
+    # -- traced -----------------------------------------------------------------------------
+
+    def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:
+        """Traces `body(arrived)` on the shard's device, under its lock.
+
+        The lock is asked for when everything in `arrived` is on the shard, so that no transfer
+        happens under it, and a sender that dies leaves nothing half done; and it is given back when
+        every operation of `body` is done, used or not.
+        """
+        if self._mutex is None:
+            return body(arrived)
+        with tf.device(self.device):
+            arrived = [tf.identity(tensor) for tensor in arrived]
+            with tf.control_dependencies(arrived):
+                lock = tf.raw_ops.MutexLock(mutex=self._mutex)
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            with tf.control_dependencies([lock]):
+                result = body(arrived)
+            created = graph.get_operations()[before:]
+            done = [op for op in created if op.type != "Placeholder"]  # those are arguments
+            with tf.control_dependencies(done):
+                unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            _tf.run_independently(unlocked)  # or the shards would wait for each other
+            return result
 
     def receive(
         self, header: tf.Tensor, apply: Callable[[tf.Tensor], tf.Tensor | bool]
@@ -110,16 +178,16 @@ class Shard:
 
         Returns whether it was applied. Must be traced into a function that runs under the lock.
         """
-        worker = header[WORKER]
+        worker, incarnation, sequence, version, steps = tf.unstack(header, 5)
         row = tf.gather(self._books, worker)
-        current = tf.equal(header[INCARNATION], row[_INCARNATION])
-        fresh = tf.logical_and(current, header[SEQUENCE] > row[_SEQUENCE])
+        current = tf.equal(incarnation, row[_INCARNATION])
+        fresh = tf.logical_and(current, sequence > row[_SEQUENCE])
 
         def accept() -> tf.Tensor:
-            tau = self.version.read_value() - header[VERSION]
+            tau = self.version.read_value() - version
             changed = apply(tau)
             self.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
-            self.schedule_step.assign_add(header[STEPS], read_value=False)
+            self.schedule_step.assign_add(steps, read_value=False)
             self._bins.scatter_add(
                 tf.IndexedSlices(
                     tf.ones([1], tf.int64), tf.clip_by_value(tau, 0, STALENESS_BINS - 1)[None]
@@ -128,11 +196,11 @@ class Shard:
             return tf.stack(
                 [
                     row[_INCARNATION],
-                    header[SEQUENCE],
+                    sequence,
                     row[_APPLIED] + 1,
                     row[_REFUSED],
                     row[_REPEATED],
-                    row[_STEPS] + header[STEPS],
+                    row[_STEPS] + steps,
                     row[_TAU_SUM] + tau,
                     tf.maximum(row[_TAU_MAX], tau),
                 ]
@@ -148,22 +216,50 @@ class Shard:
         )
         return fresh
 
-    def ledger(self, sequences: Sequence[int]) -> Ledger:
-        """The books; `sequences[m]` is how many messages worker m has numbered."""
+    @functools.cached_property
+    def fence(self) -> Any:
+        """(worker, incarnation) -> the last sequence applied from `worker`.
+
+        From then on only messages of that incarnation are taken from it.
+        """
+
+        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+            worker, incarnation = arrived
+            row = tf.gather(self._books, worker)
+            renewed = tf.concat([incarnation[None], row[1:]], 0)
+            self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
+            return row[_SEQUENCE]
+
+        return tf.function(
+            lambda worker, incarnation: self.locked([worker, incarnation], body),
+            autograph=False,
+            input_signature=[tf.TensorSpec([], tf.int64)] * 2,
+        )
+
+    # -- read by the host -------------------------------------------------------------------
+
+    def ledger(self, sequences: Sequence[int] | None = None) -> ShardLedger:
+        """The books; `sequences[m]` is how many messages worker m has numbered.
+
+        Without, what was counted is taken for all that was sent.
+        """
         workers = []
-        for row, sent in zip(self._books.numpy(), sequences, strict=True):
-            applied = int(row[_APPLIED])
+        for m, row in enumerate(self._books.numpy()):
+            applied, refused = int(row[_APPLIED]), int(row[_REFUSED])
+            sent = applied + refused
+            if sequences is not None:
+                sent = sequences[m] + int(row[_REPEATED])
             workers.append(
                 WorkerLedger(
                     steps=int(row[_STEPS]),
-                    sent=int(sent) + int(row[_REPEATED]),
+                    sent=sent,
                     applied=applied,
-                    refused=int(row[_REFUSED]),
+                    refused=refused,
                     staleness_mean=float(row[_TAU_SUM]) / applied if applied else float("nan"),
                     staleness_max=int(row[_TAU_MAX]),
                 )
             )
-        return Ledger(tuple(workers))
+        return ShardLedger(tuple(workers))
 
     def steps_done(self) -> int:
         """Mini-batches in all messages applied."""
@@ -197,9 +293,11 @@ class Shard:
             "staleness": self._bins.numpy(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Sets all counters."""
+    def restore(self, state: dict[str, Any], incarnations: Sequence[int]) -> None:
+        """Sets all counters, for workers of these incarnations."""
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
-        self._books.assign(state["books"])
+        books = np.array(state["books"])
+        books[:, _INCARNATION] = incarnations
+        self._books.assign(books)
         self._bins.assign(state["staleness"])

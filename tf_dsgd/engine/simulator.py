@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.state import Store
 
 Delay = Callable[[np.random.Generator], float]
 
@@ -43,18 +43,18 @@ class SimulatorEngine(Engine):
 
     def __init__(
         self,
-        worker_devices: list[str],
+        store: Store,
         exchange: ExchangeRule,
         compute: Sequence[Delay],
         network: Sequence[Delay],
         seed: int,
     ):
-        super().__init__(worker_devices, exchange)
+        super().__init__(store, exchange)
         self._compute = compute
         self._network = network
         self._random = [
             np.random.default_rng(np.random.SeedSequence([seed, m]))
-            for m in range(len(worker_devices))
+            for m in range(store.num_workers)
         ]
         self.now = 0.0
         """Virtual seconds since the strategy was made."""
@@ -65,7 +65,8 @@ class SimulatorEngine(Engine):
         self._available = 0
 
     def prepare(self, program: Program) -> None:
-        _ = program.collect, program.deliver, program.fetch, program.push, program.flush
+        _ = program.work, program.collect, program.deliver
+        _ = program.fetch, program.push, program.flush
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -124,7 +125,7 @@ class SimulatorEngine(Engine):
             self.exchange.waits_for_version
             and worker.fetch_next
             and worker.pushed_at >= 0
-            and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shard.version))
+            and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shards[0].version))
         )
 
     def _can_begin(self, worker: WorkerState, flushing: bool) -> bool:
@@ -181,7 +182,7 @@ class SimulatorEngine(Engine):
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
         if self.exchange.waits_for_version:
-            worker.pushed_at = int(self.program.shard.version)
+            worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
         self.program.deliver(header, message)
         worker.clock += 1
@@ -197,8 +198,3 @@ def constant(seconds: float) -> Delay:
 def exponential(mean_seconds: float) -> Delay:
     """An exponentially distributed delay."""
     return lambda random: float(random.exponential(mean_seconds))
-
-
-def on_cpu(num_workers: int) -> list[str]:
-    """Devices of simulated workers: they share this machine's processor."""
-    return [tf.config.list_logical_devices("CPU")[0].name] * num_workers

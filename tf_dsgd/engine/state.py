@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,33 +11,94 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 
-# A worker's clock, whose first five numbers are the header of its next message.
-WORKER, INCARNATION, SEQUENCE, VERSION, STEPS, FETCHED = range(6)
-CLOCK_LENGTH = 6
+# A worker's clock: four numbers, then, for each shard, the version that the unsent gradients began
+# with, then, for each shard, the version fetched last.
+WORKER, INCARNATION, SEQUENCE, STEPS = range(4)
+_FIXED = 4
+# The header of a message to one shard.
+HEADER = ("worker", "incarnation", "sequence", "version", "steps")
 
 
 class Replicated:
-    """One variable per worker. Functions are traced with the first and bound to the others."""
+    """One variable per worker. Functions are traced with one of them and bound to the others.
 
-    def __init__(self, copies: Sequence[tf.Variable]):
-        self.copies = list(copies)
+    A worker that is not there has None.
+    """
+
+    def __init__(self, make: Callable[[int], tf.Variable | None], present: Sequence[bool]):
+        self._make = make
+        self.copies: list[Any] = [None] * len(present)
+        for m, here in enumerate(present):
+            if here:
+                self.copies[m] = make(m)
 
     @property
     def template(self) -> tf.Variable:
-        return self.copies[0]
+        """The copy of the first worker that has one; functions are traced with it."""
+        return next(copy for copy in self.copies if copy is not None)
+
+    def of(self, worker: int) -> tf.Variable:
+        """The copy of a worker that is there."""
+        copy = self.copies[worker]
+        if copy is None:
+            raise RuntimeError(f"Worker {worker} is not there.")
+        return copy
+
+    def present(self) -> list[tf.Variable]:
+        """The copies of all workers that are there."""
+        return [copy for copy in self.copies if copy is not None]
+
+    def renew(self, worker: int) -> None:
+        """Makes the copy of a worker that came, or came back."""
+        self.copies[worker] = self._make(worker)
+
+    def read(self) -> list[tf.Tensor]:
+        """The values of all workers that are there."""
+        return [copy.read_value() for copy in self.present()]
+
+    def drop(self, worker: int) -> None:
+        """Forgets the copy of a worker that was lost; functions traced with it stay valid."""
+        if len(self.present()) > 1:
+            self.copies[worker] = None
 
 
 class Store:
-    """All variables that workers own, and the binding of traced functions to a worker."""
+    """All variables that workers own, and the binding of traced functions to a worker.
 
-    def __init__(self, worker_devices: Sequence[str]):
+    Args:
+        worker_devices: where the workers are.
+        num_shards: number of shards.
+        present: which workers are there; all if None.
+        lost: called with a worker and the error that creating a variable there raised; tells
+            whether the worker was lost, in which case the others go on.
+    """
+
+    def __init__(
+        self,
+        worker_devices: Sequence[str],
+        num_shards: int = 1,
+        present: Sequence[bool] | None = None,
+        lost: Callable[[int, tf.errors.OpError], bool] = lambda worker, error: False,
+    ):
+        self._was_lost = lost
         self.worker_devices = list(worker_devices)
-        self._by_handle: dict[int, Replicated] = {}
+        self.num_shards = num_shards
+        self.present = [True] * self.num_workers if present is None else list(present)
+        self.incarnations = [0] * self.num_workers
+        self._last_sequences = [0] * self.num_workers
+        self._all: list[Replicated] = []
+        self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
         self._cells: dict[Any, Replicated] = {}
-        self.clock = self.replicate(
-            lambda m: np.array([m, *[0] * (CLOCK_LENGTH - 1)]), dtype=tf.int64, name="clock"
-        )
-        """Each worker's clock: the header of its next message, and the version it fetched."""
+        self._bound: list[weakref.WeakSet[_WorkerFunction]] = [
+            weakref.WeakSet() for _ in worker_devices
+        ]
+        self.clock = self.replicate(self._first_clock, dtype=tf.int64, name="clock")
+        """Each worker's clock: the header of its next message, and the versions it fetched."""
+
+    def _first_clock(self, worker: int) -> np.ndarray:
+        clock = np.zeros([_FIXED + 2 * self.num_shards], np.int64)
+        clock[:3] = worker, self.incarnations[worker], self._last_sequences[worker]
+        return clock
 
     @property
     def num_workers(self) -> int:
@@ -45,14 +107,33 @@ class Store:
     def replicate(
         self, value: Callable[[int], Any], *, dtype: Any = None, shape: Any = None, name: str
     ) -> Replicated:
-        """Creates a variable on every worker's device; worker m's is `value(m)`."""
-        copies = [
-            _tf.make_variable(value(m), device=device, dtype=dtype, shape=shape, name=name)
-            for m, device in enumerate(self.worker_devices)
-        ]
-        replicated = Replicated(copies)
-        self._by_handle[id(replicated.template.handle)] = replicated
+        """Creates a variable on every worker's device; worker m's is `value(m)`.
+
+        `value` is called again for a worker that comes later, or comes back.
+        """
+
+        def make(m: int) -> tf.Variable | None:
+            if not self.present[m]:
+                return None  # lost a moment ago
+            try:
+                return _tf.make_variable(
+                    value(m), device=self.worker_devices[m], dtype=dtype, shape=shape, name=name
+                )
+            except tf.errors.OpError as error:
+                if not self._was_lost(m, error):
+                    raise
+                return None
+
+        replicated = Replicated(make, self.present)
+        self._all.append(replicated)
+        self._note(replicated)
         return replicated
+
+    def _note(self, replicated: Replicated) -> None:
+        # Any copy may become the one with which functions are traced, once others are lost.
+        for copy in replicated.present():
+            handle = copy.handle
+            self._by_handle[id(handle)] = (handle, replicated)
 
     def cell(self, key: Any, make: Callable[[], Replicated]) -> Replicated:
         """The replicated variable known by `key`, created when first asked for."""
@@ -62,27 +143,86 @@ class Store:
         return self._cells[key]
 
     def bind(self, concrete: Any) -> list[_tf.BoundFunction]:
-        """One callable per worker from a function traced with the first worker's variables."""
+        """One callable per worker from a function traced with one worker's variables."""
         captures = concrete.captured_inputs
-        owners = [self._by_handle.get(id(c)) for c in captures]
-        return [
-            _tf.BoundFunction(
-                concrete,
-                [
-                    c if owner is None else owner.copies[m].handle
-                    for c, owner in zip(captures, owners, strict=True)
-                ],
-            )
-            for m in range(self.num_workers)
-        ]
+        owners = [self._by_handle.get(id(c), (None, None))[1] for c in captures]
+        functions = [_WorkerFunction(concrete, owners) for _ in range(self.num_workers)]
+        for m, function in enumerate(functions):
+            if self.present[m]:
+                function.bind(m)
+            self._bound[m].add(function)
+        return list(functions)
+
+    # -- workers that come and go -----------------------------------------------------------
+
+    def lose(self, worker: int) -> None:
+        """Forgets the variables of a worker that was lost."""
+        self.present[worker] = False
+        for replicated in self._all:
+            replicated.drop(worker)
+
+    def renew(self, worker: int, incarnation: int, sequence: int) -> None:
+        """Makes all variables of a worker that came, or came back, and binds its functions.
+
+        Its messages are numbered from `sequence` + 1 on.
+        """
+        self.incarnations[worker] = incarnation
+        self._last_sequences[worker] = sequence
+        self.present[worker] = True
+        for replicated in self._all:
+            replicated.renew(worker)
+            self._note(replicated)
+        if self.present[worker]:
+            for function in self._bound[worker]:
+                function.bind(worker)
+
+    # -- numbers of messages ----------------------------------------------------------------
 
     def sequences(self) -> list[int]:
         """Messages that each worker has numbered so far."""
-        return [int(copy.numpy()[SEQUENCE]) for copy in self.clock.copies]
+        return [0 if c is None else int(c.numpy()[SEQUENCE]) for c in self.clock.copies]
 
     def restore_sequences(self, sequences: Sequence[int]) -> None:
         """Makes workers number their next messages from a checkpoint on."""
+        self._last_sequences = [int(number) for number in sequences]
         for copy, number in zip(self.clock.copies, sequences, strict=True):
-            clock = copy.numpy()
-            clock[SEQUENCE] = number
-            copy.assign(clock)
+            if copy is not None:
+                clock = copy.numpy()
+                clock[SEQUENCE] = number
+                copy.assign(clock)
+
+
+class _WorkerFunction(_tf.BoundFunction):
+    """A function of one worker, which knows whose variables it captured."""
+
+    def __init__(self, concrete: Any, owners: Sequence[Replicated | None]):
+        super().__init__(concrete, concrete.captured_inputs)
+        self._owners = owners
+
+    def bind(self, worker: int) -> None:
+        """Makes the function act on `worker`'s variables."""
+        self.captures = [
+            c if owner is None else owner.of(worker).handle
+            for c, owner in zip(self.captures, self._owners, strict=True)
+        ]
+
+
+def headers(clock: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
+    """The headers of a worker's next message, one for each shard."""
+    return [
+        tf.stack(
+            [
+                clock[WORKER],
+                clock[INCARNATION],
+                clock[SEQUENCE] + 1,
+                clock[_FIXED + s],
+                clock[STEPS],
+            ]
+        )
+        for s in range(num_shards)
+    ]
+
+
+def clock_parts(clock: tf.Tensor, num_shards: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """(the four numbers, versions of the unsent gradients, versions fetched)."""
+    return clock[:_FIXED], clock[_FIXED : _FIXED + num_shards], clock[_FIXED + num_shards :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.state import Store
 
 # A worker thread without work for this long ends; the next batch starts it again.
 _IDLE_SECONDS = 30.0
@@ -28,12 +30,14 @@ _CLOSE_SECONDS = 5.0
 class ThreadsEngine(Engine):
     """Asynchronous workers on one machine."""
 
-    def __init__(self, worker_devices: list[str], exchange: ExchangeRule):
-        super().__init__(worker_devices, exchange)
+    longest_call = 10
+
+    def __init__(self, store: Store, exchange: ExchangeRule):
+        super().__init__(store, exchange)
         self._lock = threading.Lock()  # the shard's
         self._changed = threading.Condition()  # guards all that follows, and the worker states
         self._available = 0
-        self._busy = 0
+        self._busy: set[int] = set()
         self._blocked = 0
         self._flushing = False
         self._error: tuple[int, BaseException] | None = None
@@ -42,21 +46,21 @@ class ThreadsEngine(Engine):
         atexit.register(_close, weakref.ref(self))
 
     def prepare(self, program: Program) -> None:
-        _ = program.push, program.exchange, program.fetch, program.flush
+        _ = program.work, program.push, program.exchange, program.fetch, program.flush
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         with self._changed:
             self._available += 1
-            portion = self._portion(self._longest_round)
+            portion = self._portion(self._longest_call)
             if self._available % portion == 0:  # enough for one more worker to begin
                 self._start_threads()
                 self._changed.notify_all()
             room = 2 * self.num_workers * portion
-            while self._available > room and self._error is None:
-                self._changed.wait(_LOOK_SECONDS)
-                self._start_threads()
-            self._raise_error()
+            if self._available <= room and self._error is None:
+                return
+        self._until(lambda: self._available <= room)
+        self._raise_error()
 
     def settle(self) -> None:
         if self._program is None:
@@ -66,19 +70,30 @@ class ThreadsEngine(Engine):
                 "A worker's step read a variable of the model from Python, which would wait for "
                 "itself. Read it in a callback instead."
             )
-        with self._changed:
-            self._flushing = True
-            try:
-                while self._error is None and (self._threads or self._unfinished()):
-                    self._start_threads()
-                    self._changed.notify_all()
-                    self._changed.wait(_LOOK_SECONDS)
-            finally:
-                self._flushing = False
-            self._raise_error()
-            if self.program.flush is not None and any(w.clock for w in self.workers):
-                self.program.flush()
-            self._reset()
+        self._flushing = True
+        try:
+            self._until(lambda: not (self._threads or self._unfinished()))
+        finally:
+            self._flushing = False
+        self._raise_error()
+        if self.program.flush is not None and any(w.clock for w in self.workers):
+            self.program.flush()
+        self._reset()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Waits in the main thread for `condition` or a worker's error; keeps workers going."""
+        while True:
+            with self._changed:
+                self._start_threads()
+                self._changed.notify_all()
+                if self._changed.wait_for(
+                    lambda: self._error is not None or condition(), _LOOK_SECONDS
+                ):
+                    return
+            self._look()
+
+    def _look(self) -> None:
+        """Looks after the workers; called by the main thread while it waits."""
 
     def _unfinished(self) -> bool:
         return bool(self._available or any(w.unsent for w in self.workers))
@@ -87,9 +102,10 @@ class ThreadsEngine(Engine):
         """Raises what a worker raised, once, when all of them have stopped."""
         if self._error is None:
             return
-        while self._threads:
-            self._changed.notify_all()
-            self._changed.wait(_LOOK_SECONDS)
+        with self._changed:
+            while self._threads:
+                self._changed.notify_all()
+                self._changed.wait(_LOOK_SECONDS)
         (failed, error), self._error = self._error, None
         self._available = 0
         self._discard(failed)
@@ -114,40 +130,47 @@ class ThreadsEngine(Engine):
             with tf.device(self.store.worker_devices[worker.index]):
                 self._rounds(worker)
         except BaseException as error:  # handed to the main thread, which raises it
-            error.add_note(f"Raised on worker {worker.index}.")
-            with self._changed:
-                self._busy = 0
-                self._error = self._error or (worker.index, error)
+            self._failed(worker, error)
         finally:
             with self._changed:
+                self._busy.discard(worker.index)
                 self._threads.pop(worker.index, None)
                 self._changed.notify_all()
 
+    def _failed(self, worker: WorkerState, error: BaseException) -> None:
+        error.add_note(f"Raised on worker {worker.index}.")
+        with self._changed:
+            self._error = self._error or (worker.index, error)
+
     def _rounds(self, worker: WorkerState) -> None:
-        program, stream = self.program, self._stream
-        work = program.work[worker.index]
+        program = self.program
         while True:
             steps = self._begin(worker)
             while steps:
-                if worker.fetch_next:
-                    self._fetch(worker, program)
-                work(steps_tensor(steps), stream.queue)
-                done = worker.step
-                worker.fetch_next = self.exchange.fetch_due(done)
-                with self._changed:
-                    steps = self._take(worker)
-                if self.exchange.push_due(done):
-                    self._push(worker, program, steps)
+                steps = self._round(worker, program, steps)
             with self._changed:
-                self._busy -= 1
+                self._busy.discard(worker.index)
                 self._changed.notify_all()
             if not self._wait(worker, program):
                 return
 
+    def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
+        """Does these batches; gives how many the worker has taken for its next round."""
+        if worker.fetch_next:
+            self._fetch(worker, program)
+        program.work[worker.index](steps_tensor(steps), self._stream.queue)
+        done = worker.step
+        worker.fetch_next = self.exchange.fetch_due(done)
+        with self._changed:
+            steps = self._take(worker)
+        if self.exchange.push_due(done):
+            self._push(worker, program, steps)
+        return steps
+
     def _begin(self, worker: WorkerState) -> int:
         with self._changed:
             steps = self._take(worker)
-            self._busy += 1
+            self._busy.add(worker.index)
             return steps
 
     def _take(self, worker: WorkerState) -> int:
@@ -185,7 +208,7 @@ class ThreadsEngine(Engine):
         waits = self.exchange.waits_for_version
         with self._lock:
             if waits:
-                worker.pushed_at = int(program.shard.version)
+                worker.pushed_at = int(program.shards[0].version)
             if following and worker.fetch_next and not waits:
                 program.exchange[m]()
                 worker.fetch_next = False
@@ -208,9 +231,9 @@ class ThreadsEngine(Engine):
             self._blocked += 1
             try:
                 while not (self._closing or self._error) and not self.exchange.may_fetch(
-                    worker.pushed_at, int(program.shard.version)
+                    worker.pushed_at, int(program.shards[0].version)
                 ):
-                    if self._flushing and self._blocked == self._busy and not self._available:
+                    if self._flushing and self._blocked == len(self._busy) and not self._available:
                         # Nobody else will send: make do with what was collected.
                         if program.flush is not None:
                             program.flush()

@@ -12,6 +12,7 @@ Keras asks a strategy for four things, and that is all the way there is into `fi
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ from tf_dsgd.strategies.dataset import (
     make_pull,
 )
 from tf_dsgd.strategies.extended import Extended, Scope
+from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -54,16 +56,25 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.algorithm = algorithm
         cluster.configure()
         super().__init__(Extended(self))
-        self.shard_device = cluster.shard_device()
+        self.shard_devices = cluster.shard_devices()
+        self._shard_bytes = [0] * self.num_shards
+        self._shard_variables = [0] * self.num_shards
+        self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
         self._optimizers = Optimizers()
         # What schedules follow: mini-batches, as far back as the weights were trained.
         self._steps = ReplicaVariable(
             self,
-            _tf.make_variable(tf.zeros([], tf.int64), device=self.shard_device, name="steps"),
+            _tf.make_variable(tf.zeros([], tf.int64), device=self.shard_devices[0], name="steps"),
             Kind.CONTROL,
         )
-        self.shard = Shard(self.engine.num_workers, self.shard_device, self._steps.primary)
+        self._shards = [
+            Shard(
+                s, self.engine.num_workers, device, self._steps.on_shard(s), cluster.locked_in_graph
+            )
+            for s, device in enumerate(self.shard_devices)
+        ]
+        self.engine.shards = self._shards
         self._programs: weakref.WeakSet[_FitProgram] = weakref.WeakSet()
         self._eager_programs: dict[Any, _FitProgram] = {}
         self._pulls: dict[Any, Any] = {}
@@ -77,17 +88,22 @@ class DistributedStrategy(tf.distribute.Strategy):
         return self.engine.num_workers
 
     @property
+    def num_shards(self) -> int:
+        """Number of shards: of ps tasks on a cluster, else 1."""
+        return len(self.shard_devices)
+
+    @property
     def steps(self) -> int:
         """Mini-batches whose gradients or updates were applied, over all workers.
 
         Counted by the shard, at the moment of reading; training is not waited for.
         """
-        return self.shard.steps_done()
+        return self._shards[0].steps_done()
 
     @property
     def updates(self) -> int:
-        """Updates made to the weights: the shard's version."""
-        return int(self.shard.version)
+        """Updates made to the weights: the first shard's version."""
+        return int(self._shards[0].version)
 
     def staleness(self) -> Staleness:
         """Staleness of all messages so far, in updates.
@@ -98,15 +114,29 @@ class DistributedStrategy(tf.distribute.Strategy):
         Returns:
             `Staleness` with `count`, `mean`, `p50`, `p99` and `max`.
         """
-        return self.shard.staleness()
+        return self._shards[0].staleness()
 
     def ledger(self) -> Ledger:
-        """Where every message went, in all and per worker, as the shard counted it.
+        """Where every message went, in all, per worker and per shard, as the shards counted it.
 
         Returns:
             `Ledger`; after `fit`, `sent == applied + refused` and `in_flight == 0`.
         """
-        return self.shard.ledger(self.engine.store.sequences())
+        sent = self.engine.messages_sent()
+        shards = tuple(shard.ledger(sent) for shard in self._shards)
+        return Ledger(shards[0].workers, shards)
+
+    def shards(self) -> tuple[ShardInfo, ...]:
+        """Where the variables are: for each shard its device, and what it holds.
+
+        Returns:
+            One `ShardInfo` per shard, with `device`, `variables` and `bytes` (weights, state of
+            layers and the optimizer's slots).
+        """
+        return tuple(
+            ShardInfo(device, self._shard_variables[s], self._shard_bytes[s])
+            for s, device in enumerate(self.shard_devices)
+        )
 
     def settle(self) -> None:
         """Waits until every batch handed out is trained on and every message is applied.
@@ -146,17 +176,49 @@ class DistributedStrategy(tf.distribute.Strategy):
                 "and leaves others out. Use workers=1 (batches are prefetched all the same), or a "
                 "tf.data.Dataset."
             )
+        return self._tokens(dataset)
+
+    def _tokens(self, dataset: tf.data.Dataset, source: Source | None = None) -> TokenDataset:
         spec = dataset.element_spec
         key = (str(spec), type(spec))
         if key not in self._pulls:
             self._pulls[key] = make_pull(dataset)
-        return TokenDataset(self, dataset, self._pulls[key])
+        return TokenDataset(self, dataset, self._pulls[key], source)
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """As `experimental_distribute_dataset`, of the dataset that `dataset_fn(context)` makes."""
-        return self.experimental_distribute_dataset(
-            dataset_fn(tf.distribute.InputContext()), options
-        )
+        """Gives a dataset of tokens for pipelines, one per worker, that the workers run themselves.
+
+        Pass it to `fit`. On a cluster no batch then passes through the chief. Together the
+        pipelines hold an epoch: each takes its part, for instance by `dataset.shard`. Every random
+        operation of a pipeline gets its seed from here, another one each epoch, so that a pipeline
+        gives the same batches on whichever worker goes on with it. Where workers are threads or
+        simulated, and in `evaluate` and `predict`, the pipelines run here, one after the other.
+
+        Args:
+            dataset_fn: from a `tf.distribute.InputContext`, with `input_pipeline_id` and
+                `num_input_pipelines`, to the pipeline's `tf.data.Dataset` of mini-batches. Called
+                for every pipeline and once more an epoch, while it is traced. How many batches it
+                gives must be known (`tf.data.experimental.assert_cardinality`); else all of them
+                pass through the chief.
+            options: not used.
+
+        Returns:
+            A dataset for `fit`, `evaluate`, or `strategy.run`.
+
+        Example:
+
+        >>> def dataset_fn(context):
+        ...     dataset = tf.data.Dataset.range(1000)
+        ...     dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        ...     return dataset.shuffle(100).batch(10)
+        >>> strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+        >>> strategy.distribute_datasets_from_function(dataset_fn).cardinality
+        100
+        """
+        del options
+        source = Source(dataset_fn, self.num_workers)
+        on_workers = self.cluster.workers_can_leave and source.can_run_on_workers
+        return self._tokens(source.dataset, source if on_workers else None)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what `run` gave. Of a token: a sample batch's types, for the symbolic build."""
@@ -247,8 +309,14 @@ class DistributedStrategy(tf.distribute.Strategy):
             return None
         with tf.init_scope():
             self.engine.settle()  # not `self.settle`: this very token's step is not run yet
-        program = Program(step, self.algorithm, self.engine.store, self.shard, self.shard_device)
+        program = Program(
+            step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
+        )
         self.engine.prepare(program)
+        held = list(zip(self._shard_variables, self._shard_bytes, strict=True))
+        if held != self._announced:
+            self._announced = held
+            self.cluster.announce(held)
         fit_program = _FitProgram(program, step, fn)
         self._programs.add(fit_program)
         if tf.executing_eagerly():
@@ -301,6 +369,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 if used[0].of_keras:
                     # Nobody but `fit` has this dataset: from now on a token is a step.
                     iterator.dataset.program = used[0]
+                    iterator.train(taken=1)
                 self._hand_out(iterator, used[0])
 
     def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:
@@ -311,8 +380,19 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     # -- variables --------------------------------------------------------------------------
 
-    def adopt(self, primary: tf.Variable) -> ReplicaVariable:
-        """Makes a variable of the strategy from one just created on the shard."""
+    def place(self, beside: Any, synchronization: Any) -> int:
+        """The shard for a new variable: a slot's beside its weight, a weight's the lightest."""
+        if isinstance(beside, ReplicaVariable):
+            return beside.shard
+        of_optimizer = isinstance(_tf.creating_object(), keras.optimizers.Optimizer)
+        if of_optimizer or synchronization == tf.VariableSynchronization.ON_READ:
+            return 0
+        return min(range(self.num_shards), key=lambda s: self._shard_bytes[s])
+
+    def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
+        """Makes a variable of the strategy from one just created on a shard."""
+        self._shard_variables[shard] += 1
+        self._shard_bytes[shard] += (primary.shape.num_elements() or 0) * primary.dtype.size
         creator = _tf.creating_object()
         if isinstance(creator, keras.optimizers.Optimizer):
             self._optimizers.add(creator)
@@ -323,7 +403,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             kind = Kind.SEED
         else:
             kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
-        return ReplicaVariable(self, primary, kind)
+        return ReplicaVariable(self, primary, kind, shard)
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
@@ -334,7 +414,10 @@ class DistributedStrategy(tf.distribute.Strategy):
         for optimizer in self._optimizers:
             if _tf.iterations_variable(optimizer) is variable:
                 # Restored from a file: schedules go on from the mini-batch that matches.
-                self._steps.primary.assign(variable.primary * self.algorithm.exchange.push_every)
+                per_update = self.algorithm.exchange.push_every
+                if self.algorithm.local.sends == "update":
+                    per_update = 1
+                self._steps.assign(variable.primary * per_update)
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -345,15 +428,16 @@ class DistributedStrategy(tf.distribute.Strategy):
             Arrays by name, for `restore`.
         """
         self.settle()
-        state = self.shard.state()
-        state["sequences"] = np.asarray(self.engine.store.sequences(), np.int64)
+        state = {"sequences": np.asarray(self.engine.store.sequences(), np.int64)}
+        for s, shard in enumerate(self._shards):
+            state |= {_of_shard(name, s): value for name, value in shard.state().items()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Sets the strategy's own state to what `state` gave, with as many workers.
 
         Raises:
-            ValueError: if the state is of another number of workers.
+            ValueError: if the state is of another number of workers or shards.
         """
         count = len(state["sequences"])
         if count != self.num_workers:
@@ -361,8 +445,16 @@ class DistributedStrategy(tf.distribute.Strategy):
                 f"This state is of {count} workers; the strategy has {self.num_workers}. Restore "
                 "it with as many, or start from the weights alone."
             )
+        shards = sum(name.startswith("version") for name in state)
+        if shards != self.num_shards:
+            raise ValueError(
+                f"This state is of {shards} shards; the strategy has {self.num_shards}. Restore it "
+                "with as many ps tasks, or start from the weights alone."
+            )
         self.settle()
-        self.shard.restore(state)
+        for s, shard in enumerate(self._shards):
+            own = {name: state[_of_shard(name, s)] for name in shard.state()}
+            shard.restore(own, self.engine.store.incarnations)
         self.engine.store.restore_sequences(state["sequences"])
 
 
@@ -389,6 +481,20 @@ class _FitProgram:
     def was_run(self) -> bool:
         """Whether the step was run since `mark`."""
         return int(self._runs) > self._seen
+
+
+def _of_shard(name: str, shard: int) -> str:
+    """A shard's entry in a checkpoint; the first one's have the plain name."""
+    return f"{name}_{shard}" if shard else name
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardInfo:
+    """What one shard holds."""
+
+    device: str
+    variables: int
+    bytes: int
 
 
 def _sample(spec: Any) -> Any:

@@ -9,8 +9,9 @@ note of its arguments instead. Two things happen on the worker:
   may have changed until they arrive; the shard multiplies them by its own, and the optimizer
   tests, skips and adapts as ever;
 - gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
-  a message; the shard then does not clip again. Under gradient accumulation Keras clips what
-  was accumulated, and so does the shard.
+  a message, or a message goes to several shards, none of which knows the norm of the whole; the
+  shard then does not clip again. Under gradient accumulation Keras clips what was accumulated,
+  and so does the shard.
 """
 
 from __future__ import annotations
@@ -51,14 +52,27 @@ class Application:
         """The optimizer that makes the step."""
         return getattr(self.optimizer, "inner_optimizer", self.optimizer)
 
-    def apply(self, gradients: Sequence[Gradient]) -> None:
-        """Traces the update on the shard."""
+    def apply(self, gradients: Sequence[Gradient], variables: Sequence[Any], shard: int) -> None:
+        """Traces the update of those of the variables that are on a shard."""
         gradients = list(gradients)
         if self.inner is not self.optimizer:
             scale = self.optimizer.dynamic_scale.value
             gradients = [_times(g, tf.cast(scale, g.dtype)) for g in gradients]
-        with _no_clipping(self.inner) if self.clipped else contextlib.nullcontext():
-            self.optimizer.apply(gradients, self.variables)
+        with contextlib.ExitStack() as stack:
+            if self.clipped:
+                stack.enter_context(_no_clipping(self.inner))
+            stack.enter_context(
+                _tf.restricted(self.inner, lambda v: getattr(v, "value", v).shard == shard)
+            )
+            self.optimizer.apply(gradients, list(variables))
+
+
+def _all_or_none(gradients: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients, or all NaN if one is not finite: every shard must come to one decision."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+    factor = tf.where(finite, 1.0, float("nan"))
+    return [_times(g, tf.cast(factor, g.dtype)) for g in gradients]
 
 
 def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
@@ -96,8 +110,13 @@ class Optimizers:
         return iter(self._known)
 
     @contextlib.contextmanager
-    def captured(self, clip: bool) -> Iterator[list[Application]]:
-        """Within, `optimizer.apply` adds to the list that is given, and changes nothing."""
+    def captured(self, clip: bool, in_parts: bool) -> Iterator[list[Application]]:
+        """Within, `optimizer.apply` adds to the list that is given, and changes nothing.
+
+        Args:
+            clip: whether gradients are clipped here.
+            in_parts: whether they go to several shards.
+        """
         applications: list[Application] = []
         with contextlib.ExitStack() as stack:
             for optimizer in list(self._known):
@@ -105,13 +124,15 @@ class Optimizers:
                 def note(
                     gradients: Any, variables: Any = None, _optimizer: Any = optimizer
                 ) -> None:
-                    applications.append(_noted(_optimizer, gradients, variables, clip))
+                    applications.append(_noted(_optimizer, gradients, variables, clip, in_parts))
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
             yield applications
 
 
-def _noted(optimizer: Any, gradients: Any, variables: Any, clip: bool) -> Application:
+def _noted(
+    optimizer: Any, gradients: Any, variables: Any, clip: bool, in_parts: bool
+) -> Application:
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -135,6 +156,15 @@ def _noted(optimizer: Any, gradients: Any, variables: Any, clip: bool) -> Applic
         application.gradients = [
             _times(g, 1.0 / tf.cast(scale, g.dtype)) for g in application.gradients
         ]
+        if in_parts:
+            application.gradients = _all_or_none(application.gradients)
+    if in_parts and inner.gradient_accumulation_steps and inner.global_clipnorm is not None:
+        raise ValueError(
+            "global_clipnorm together with gradient_accumulation_steps is not possible with more "
+            "than one ps task: no shard knows the norm of the whole accumulated gradient. Use one "
+            f"ps task, or clipnorm. Received: global_clipnorm={inner.global_clipnorm}, "
+            f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
+        )
     if clip and not inner.gradient_accumulation_steps:
         if any(getattr(inner, name) is not None for name in _CLIPPING):
             application.gradients = _tf.clip(inner, application.gradients)

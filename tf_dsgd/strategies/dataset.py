@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.strategies.pipelines import Progress, Source
 
 # Batches taken from the input at a time while the input keeps up.
 _MOST_AT_ONCE = 16
@@ -127,6 +128,8 @@ class Stream:
         self._ended = False
         self._owed = False
         self.batch_bytes = 0
+        self.pipelines: Progress | None = None
+        """Where workers make their batches themselves; then this only counts."""
         self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
 
     @property
@@ -140,6 +143,8 @@ class Stream:
         The first is made ready when it is used. Keras takes a token just to look at its type, and
         a generator, or a `PyDataset` with threads of its own, does not begin twice.
         """
+        if self.pipelines is not None:
+            return self.pipelines.take()
         if self._iterator is None and not self._owed:
             self._owed = True
             return True
@@ -147,7 +152,7 @@ class Stream:
 
     def make_ready(self) -> bool:
         """Makes the first batch ready if that was put off; False if there is none."""
-        if not self._owed:
+        if not self._owed or self.pipelines is not None:
             return True
         self._owed = False
         return self._take()
@@ -160,6 +165,8 @@ class Stream:
 
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""
+        if self.pipelines is not None:
+            return self.pipelines.at_end()
         if not self._stock and not self._ended:
             self._refill()
         return not self._stock
@@ -238,9 +245,22 @@ class TokenIterator:
         self.dataset = dataset
         self.stream = Stream(dataset.dataset, dataset.pull)
         self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
+        if dataset.program is not None:
+            self.train()
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
+
+    def train(self, taken: int = 0) -> None:
+        """Called when these batches are known to be `fit`'s: workers may make them themselves.
+
+        Args:
+            taken: tokens given before.
+        """
+        if self.dataset.source is not None:
+            self.stream.pipelines = self.dataset.source.start()
+            for _ in range(taken):
+                self.stream.pipelines.take()
 
     def __iter__(self) -> Iterator[Token]:
         # Keras calls `iter` on an iterator before every step.
@@ -278,10 +298,20 @@ class _Steps:
         return token
 
 
-class TokenDataset:
-    """What `strategy.experimental_distribute_dataset` returns."""
+class TokenDataset(_tf.DistributedDataset):
+    """What `strategy.experimental_distribute_dataset` returns; `fit` takes it as it is.
 
-    def __init__(self, strategy: Any, dataset: tf.data.Dataset, pull: Any):
+    Args:
+        strategy: the strategy.
+        dataset: all batches.
+        pull: what `make_pull` made for them.
+        source: the same batches as pipelines that workers may run, if there are any.
+    """
+
+    def __init__(
+        self, strategy: Any, dataset: tf.data.Dataset, pull: Any, source: Source | None = None
+    ):
+        self.source = source
         self._strategy = weakref.ref(strategy)
         self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
@@ -297,6 +327,11 @@ class TokenDataset:
     def element_spec(self) -> Any:
         """Type of the batches."""
         return self.dataset.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches, as `tf.data` counts."""
+        return int(self.dataset.cardinality())
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)

@@ -65,8 +65,12 @@ class DownpourStrategy(DistributedStrategy):
     *sum* of gradients: under an optimizer that does not normalise them (SGD), a period of n makes
     n times larger steps, as if each gradient were applied by itself.
 
-    - `optimizer.iterations` counts messages applied. Learning-rate schedules and `strategy.steps`
-      count mini-batches.
+    - `optimizer.iterations` counts updates made by the optimizer: messages applied, or, with
+      `local_rule="optimizer"`, mini-batches. Learning-rate schedules and `strategy.steps` count
+      mini-batches.
+    - A learning rate that a callback sets at a mini-batch reaches the workers' next fetches and the
+      messages that arrive from then on. Several mini-batches are under way at any moment, so which
+      ones it meets differs from run to run; set at the end of an epoch it is exact.
     - Clipping: with `push_every` above 1 each mini-batch's gradient is clipped, on the worker;
       otherwise the shard clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
@@ -98,6 +102,9 @@ class DownpourStrategy(DistributedStrategy):
             float scalar tensor; None for no scaling.
         max_staleness: a worker starts a round only if it has sent at most this many messages more
             than the slowest worker (bounded staleness, SSP); at least 0; None for no bound.
+        wire_dtype: type in which floating-point weights and gradients travel between workers and
+            shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
+            variables' own. Shards keep and update weights in their own type.
         warm_start_steps: mini-batches that worker 0 does alone before the others join; at least 0.
 
     Raises:
@@ -130,11 +137,17 @@ class DownpourStrategy(DistributedStrategy):
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = None,
         max_staleness: int | None = None,
         warm_start_steps: int = 0,
+        wire_dtype: str | None = None,
     ):
+        if wire_dtype not in (None, "bfloat16", "float16"):
+            raise ValueError(
+                f'wire_dtype must be "bfloat16", "float16" or None. Received: {wire_dtype!r}.'
+            )
         exchange = Periods(
             push_every=positive_int("push_every", push_every),
             fetch_every=positive_int("fetch_every", fetch_every),
             warm_start_steps=integer("warm_start_steps", warm_start_steps, 0),
+            wire_dtype=wire_dtype,
             max_staleness=None
             if max_staleness is None
             else integer("max_staleness", max_staleness, 0, ", or None"),
@@ -145,6 +158,8 @@ class DownpourStrategy(DistributedStrategy):
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
         super().__init__(cluster, Algorithm(local, exchange, server))
+        if scaling is not None:
+            _check_scaling(staleness_scaling, scaling)
 
 
 def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
@@ -156,6 +171,23 @@ def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
         'staleness_scaling must be "inverse", a callable of the staleness, or None. '
         f"Received: {value!r}."
     )
+
+
+def _check_scaling(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    for staleness in (0, 1, 1000):
+        try:
+            factor = float(scaling(tf.constant(staleness, tf.int64)))
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            raise ValueError(
+                "staleness_scaling must be a callable from an int64 scalar tensor, the staleness, "
+                f"to a float scalar. Received: {given!r}, which fails at {staleness}: {error}"
+            ) from error
+        if not 0 <= factor < float("inf"):
+            raise ValueError(
+                "staleness_scaling must give a finite factor of at least 0 for every staleness "
+                f"from 0 on. Received: {given!r}, which gives {factor} at {staleness}. For 1 / tau "
+                'use "inverse", which is 1 at 0.'
+            )
 
 
 def _local_rule(value: Any, exchange: Periods) -> LocalRule:

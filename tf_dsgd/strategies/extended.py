@@ -23,12 +23,13 @@ class Extended(_tf.StrategyExtended):
     """The part of a strategy that TensorFlow and Keras call."""
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        kwargs.pop("colocate_with", None)
+        beside = kwargs.pop("colocate_with", None)
         strategy = self._container_strategy()
+        shard = strategy.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
-        with tf.device(strategy.shard_device):
+        with tf.device(strategy.shard_devices[shard]):
             primary = create(**kwargs)
-        return strategy.adopt(primary)
+        return strategy.adopt(primary, shard)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, ReplicaVariable):
@@ -89,7 +90,7 @@ class Extended(_tf.StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        return (self._container_strategy().shard_device,)
+        return tuple(self._container_strategy().shard_devices)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
         return self.parameter_devices

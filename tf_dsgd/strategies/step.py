@@ -15,7 +15,10 @@ from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch
+from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
+
+_MERGED = (Kind.STATISTIC, Kind.METRIC)
 
 
 class TracedStep:
@@ -41,10 +44,13 @@ class TracedStep:
         self._optimizers = optimizers
         self._steps = steps
         self._worker = Trace("worker")
-        self._shard = Trace("shard")
+        self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
         self.sends = algorithm.local.sends
-        self._clip = algorithm.exchange.push_every > 1
+        self.packing = Packing(element_spec)
+        # A shard sees a part of a gradient; the norm of all is known on the worker.
+        self._in_parts = steps.distribute_strategy.num_shards > 1
+        self._clip = algorithm.exchange.push_every > 1 or self._in_parts
         self._trace(call)
         if any(self.sparse) and not all(v.no_copy for v in self._sparse_weights()):
             # Now that the tables are known, trace again so that reading one copies nothing.
@@ -67,7 +73,7 @@ class TracedStep:
             )
             graph = tf.compat.v1.get_default_graph()
             if self.sends == "gradient":
-                with self._optimizers.captured(self._clip) as applications:
+                with self._optimizers.captured(self._clip, self._in_parts) as applications:
                     outputs = call(batch)
                 gradients = [g for a in applications for g in a.gradients]
                 _check_graph(gradients, graph)
@@ -86,6 +92,10 @@ class TracedStep:
             self.function = tf.function(body, autograph=False).get_concrete_function(
                 self.element_spec
             )
+        for optimizer in self._optimizers:
+            for variable in _tf.own_scalars(optimizer):
+                if isinstance(variable, ReplicaVariable):
+                    variable.kind = Kind.CONTROL
         self.applications: list[Application] = box["applications"]
         self._structure = box["structure"]
         self.outputs = [
@@ -134,9 +144,9 @@ class TracedStep:
         with tracing(self._worker):
             return self._run(fn)
 
-    def on_shard(self, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` in a replica context in which variables are the primaries."""
-        with tracing(self._shard):
+    def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` in a replica context in which variables are what that shard has of them."""
+        with tracing(self._shards.setdefault(shard, Trace("shard", shard))):
             return self._run(fn)
 
     def take_batch(self, queue: tf.Tensor) -> Any:
@@ -145,7 +155,7 @@ class TracedStep:
 
     def rewrites(self, variable: ReplicaVariable) -> bool:
         """Whether the update writes other than the rows of its sparse gradient."""
-        return id(variable) in self._shard.rewritten
+        return any(id(variable) in trace.rewritten for trace in self._shards.values())
 
     def _owner(self, index: int) -> Application:
         for application in self.applications:
@@ -161,7 +171,7 @@ class TracedStep:
     def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Clipped, and zero where float16 overflowed, so that a local copy stays finite."""
         result: list[Gradient] = []
-        for application, part in self._parts(gradients):
+        for application, part, _ in self._parts(gradients):
             if application.inner is not application.optimizer:
                 values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in part]
                 finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
@@ -169,31 +179,44 @@ class TracedStep:
             result.extend(part)
         return result
 
-    def optimize(self, gradients: Sequence[Gradient], scale: Any) -> None:
-        """Traces `optimizer.apply` for every call of it in the user's step."""
-        for application, part in self._parts(gradients):
+    def optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
+        """Traces `optimizer.apply` for every call of it in the user's step, for one shard."""
+        for application, part, variables in self._parts(gradients, shard):
+            if not variables:
+                _check_empty(application, shard)
+                counter = _tf.iterations_variable(application.inner)
+                counter.on_shard(shard).assign_add(1, read_value=False)
+                continue
             if isinstance(scale, float) and scale == 1.0:
-                application.apply(part)
+                application.apply(part, variables, shard)
                 continue
             inner = application.inner
             rate = functools.partial(_scaled_rate, inner.learning_rate, scale)
             with _tf.method_replaced(inner, "_get_current_learning_rate", rate):
-                application.apply(part)
+                application.apply(part, variables, shard)
 
-    def _parts(self, gradients: Sequence[Gradient]) -> list[tuple[Application, list[Gradient]]]:
-        parts, start = [], 0
+    def _parts(
+        self, gradients: Sequence[Gradient], shard: int | None = None
+    ) -> list[tuple[Application, list[Gradient], list[Any]]]:
+        """(application, its gradients, its variables), on all shards or on one."""
+        rest = iter(gradients)
+        parts = []
         for application in self.applications:
-            end = start + len(application.variables)
-            parts.append((application, list(gradients[start:end])))
-            start = end
+            variables = [
+                v
+                for v, replica in zip(application.variables, application.replicas, strict=True)
+                if shard is None or replica.shard == shard
+            ]
+            parts.append((application, [next(rest) for _ in variables], variables))
         return parts
 
-    def count_update(self) -> None:
-        """`iterations += 1`, natively: Keras's own `assign_add` reads, then assigns."""
+    def count_updates(self, shard: int, number: Any) -> None:
+        """`iterations += number`, natively: Keras's own `assign_add` reads, then assigns."""
         for optimizer in self._optimizers:
             counter = _tf.iterations_variable(optimizer)
             if id(counter) in self._worker.written:
-                counter.primary.assign_add(1, read_value=False)
+                counter = counter.on_shard(shard)
+                counter.assign_add(tf.cast(number, counter.dtype), read_value=False)
 
     def fetched_state(self) -> list[ReplicaVariable]:
         """What a worker reads and does not own, the weights of the message aside."""
@@ -203,17 +226,27 @@ class TracedStep:
             for v in self._worker.touched.values()
             if id(v) not in weights
             and not v.owned_by_workers
-            and not (v.kind is Kind.STATISTIC and id(v) in self._worker.written)
+            and not (v.kind in _MERGED and id(v) in self._worker.written)
         ]
 
-    def averaged_state(self) -> list[ReplicaVariable]:
-        """Moving statistics and counts that the step changes."""
-        return [v for v in self._worker.written.values() if v.kind is Kind.STATISTIC]
+    def merged_state(self) -> list[ReplicaVariable]:
+        """Moving statistics and counts that the step changes, and metrics, unless workers' own."""
+        return [
+            v for v in self._worker.written.values() if v.kind in _MERGED and not v.owned_by_workers
+        ]
 
 
 def _scaled_rate(rate: Any, scale: Any) -> tf.Tensor:
     rate = tf.convert_to_tensor(rate)
     return rate * tf.cast(scale, rate.dtype)
+
+
+def _check_empty(application: Application, shard: int) -> None:
+    if application.inner is not application.optimizer:
+        raise ValueError(
+            f"Shard {shard} holds no variable that {application.optimizer.name!r} trains, so that "
+            "its loss scale would not adapt there. Use fewer ps tasks for a model this small."
+        )
 
 
 def _where(finite: tf.Tensor, gradient: Gradient) -> Gradient:

@@ -1,4 +1,4 @@
-"""A strategy's variable: one primary on its shard, and a copy on each worker that uses it.
+"""A strategy's variable: a primary on one shard, and a copy on each worker that uses it.
 
 What becomes of each kind of state:
 
@@ -13,13 +13,15 @@ sum of their changes of integers; outside, the primary is read.
 read.
 
 `METRIC`, sums and counts of metrics: each worker has its own and keeps it; outside, the sum is
-read.
+read. Where workers can be lost, their changes travel with their messages instead, and a fetch
+brings the sum, so that what a lost worker had sent counts, and nothing else of it.
 
 `SLOT`, momenta and the like: a worker has its own only if it runs the optimizer; then the mean over
 workers is read outside, else the primary.
 
-`CONTROL`, an optimizer's scalars (rate, counters, loss scale): a fetch brings the primary's value;
-outside it is read at once.
+`CONTROL`, an optimizer's scalars (rate, counters, loss scale): every shard has its own and changes
+it by its own updates; a fetch brings the first shard's; outside, that is read at once, and an
+assignment changes all.
 
 Everything read outside a worker waits for the work under way, except `CONTROL`.
 """
@@ -53,8 +55,9 @@ class Kind(enum.Enum):
 class Trace:
     """Which side is being traced, and what it touched."""
 
-    def __init__(self, side: str):
+    def __init__(self, side: str, shard: int = 0):
         self.side = side
+        self.shard = shard
         self.touched: dict[int, ReplicaVariable] = {}
         self.written: dict[int, ReplicaVariable] = {}
         self.rewritten: set[int] = set()
@@ -85,7 +88,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     or anywhere else, it is the primary.
     """
 
-    def __init__(self, strategy: Any, primary: tf.Variable, kind: Kind):
+    def __init__(self, strategy: Any, primary: tf.Variable, kind: Kind, shard: int = 0):
         super().__init__(
             trainable=primary.trainable,
             shape=primary.shape,
@@ -101,8 +104,14 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.distribute_strategy = strategy
         self.primary = primary
         self.kind = kind
+        self.shard = shard
+        self.averaged = kind is Kind.STATISTIC
         self.copies: Replicated | None = None
-        self.owned_by_workers = kind in (Kind.SEED, Kind.METRIC)
+        self._on_shards: dict[int, tf.Variable] = {shard: primary}
+        self._workers_can_leave = strategy.cluster.workers_can_leave
+        self.owned_by_workers = kind is Kind.SEED or (
+            kind is Kind.METRIC and not self._workers_can_leave
+        )
         self.no_copy = False
         """Whether workers read it without the copy that TensorFlow makes once rows were written."""
 
@@ -117,29 +126,41 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 self.distribute_strategy.settle()
             return self.primary.handle
         trace.touched[id(self)] = self
-        return self.primary.handle if trace.side == "shard" else self.on_workers().template.handle
+        if trace.side == "shard":
+            return self.on_shard(trace.shard).handle
+        return self.on_workers().template.handle
 
     @property
     def device(self) -> str:
         """Where the primary is."""
         return self.primary.device
 
+    def on_shard(self, shard: int) -> tf.Variable:
+        """What a shard has of it: the primary, or, of a scalar of the optimizer, its own."""
+        if self.kind is Kind.CONTROL and shard not in self._on_shards:
+            device = self.distribute_strategy.shard_devices[shard]
+            with tf.init_scope():
+                self._on_shards[shard] = _tf.make_variable(
+                    self.primary.read_value(), device=device, name=_tf.handle_name(self.primary)
+                )
+        return self._on_shards.get(shard, self.primary)
+
     def on_workers(self) -> Replicated:
         """The workers' copies, created when first asked for."""
         if self.copies is None:
+            store = self.distribute_strategy.engine.store
             with tf.init_scope():
-                value = self.primary.numpy()
-                self.copies = self.distribute_strategy.engine.store.replicate(
-                    lambda m: self._initial(value, m), dtype=self.dtype, name="copy"
-                )
-        return self.copies
+                primary, kind = self.primary, self.kind
+                own = self.owned_by_workers
+                first = [primary.numpy()]  # read once for all workers that are there now
 
-    def _initial(self, value: np.ndarray, worker: int) -> np.ndarray:
-        if self.kind is Kind.METRIC:
-            return np.zeros_like(value)
-        if self.kind is Kind.SEED:
-            return _worker_seed(value, worker)
-        return value
+                def value(m: int) -> np.ndarray:
+                    now = first[0] if first else primary.numpy()
+                    return _initial(now, kind, own, m, store.incarnations[m])
+
+                self.copies = store.replicate(value, dtype=self.dtype, name="copy")
+                first.clear()
+        return self.copies
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -153,9 +174,11 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             self.distribute_strategy.settle()
         if not self.owned_by_workers or self.copies is None:
             return self.primary.read_value()
-        values = [copy.read_value() for copy in self.copies.copies]
         if self.kind is Kind.SEED:
-            return values[0]
+            # A worker in another process may be gone by now.
+            seen = self.primary if self._workers_can_leave else self.copies.template
+            return seen.read_value()
+        values = self.copies.read()
         if self.kind is Kind.METRIC:
             return tf.add_n([self.primary.read_value(), *values])
         if self.dtype.is_floating:
@@ -206,11 +229,14 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             self.distribute_strategy.settle()
         if self.owned_by_workers and self.copies is not None and method != "assign":
             self.primary.assign(self._read_variable_op())
-        getattr(self.primary, method)(*args, **kwargs)
+        for variable in self._on_shards.values():
+            getattr(variable, method)(*args, **kwargs)
         if self.owned_by_workers and self.copies is not None:
             value = self.primary.numpy()
+            incarnations = self.distribute_strategy.engine.store.incarnations
             for m, copy in enumerate(self.copies.copies):
-                copy.assign(self._initial(value, m))
+                if copy is not None:
+                    copy.assign(_initial(value, self.kind, True, m, incarnations[m]))
         self.distribute_strategy.written_outside(self)
         return self
 
@@ -233,11 +259,23 @@ for _method in (
     _add_write(_method)
 
 
-def _worker_seed(seed: np.ndarray, worker: int) -> np.ndarray:
+def _initial(
+    value: np.ndarray, kind: Kind, owned: bool, worker: int, incarnation: int
+) -> np.ndarray:
+    """A worker's first value of a variable whose primary has `value`."""
+    if kind is Kind.METRIC and owned:
+        return np.zeros_like(value)
+    if kind is Kind.SEED:
+        return _worker_seed(value, worker, incarnation)
+    return value
+
+
+def _worker_seed(seed: np.ndarray, worker: int, incarnation: int) -> np.ndarray:
     """Worker 0 keeps the seed, so that one worker repeats plain Keras; others get their own."""
-    if worker == 0:
+    if worker == incarnation == 0:
         return seed
-    mixed = np.random.SeedSequence([worker, *np.ravel(seed).astype(np.uint64).tolist()])
+    entropy = [worker, *[incarnation] * (incarnation > 0)]
+    mixed = np.random.SeedSequence([*entropy, *np.ravel(seed).astype(np.uint64).tolist()])
     info = np.iinfo(seed.dtype)
     words = mixed.generate_state(seed.size, np.uint32 if seed.itemsize <= 4 else np.uint64)
     return (words.astype(np.uint64) % np.uint64(info.max)).astype(seed.dtype).reshape(seed.shape)

@@ -1,0 +1,301 @@
+"""Mini-batches per second with processes, beside TensorFlow's and PyTorch's own ways of doing it.
+
+    python benchmarks/cluster_throughput.py \
+        --tf_keras_python peers/bin/python --torch_python torch/bin/python
+    python benchmarks/cluster_throughput.py --groups workers,large --repetitions 2
+
+Ours is started by `python -m tf_dsgd.launch`, a chief, two workers and a ps, and trained by plain
+`fit`. The peers have two workers as well, and run in environments of their own: tf_keras 2 beside
+the same TensorFlow, and PyTorch. One whose interpreter is not given, or lacks the package, is left
+out. The repetitions are interleaved, and a ratio is taken between two runs of one repetition: the
+ratios are what counts.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import runs
+
+PROGRAM = "cluster_contenders.py"
+TIMEOUT_SECONDS = 600.0
+
+PLAIN = "plain fit, one process"
+EVERY_STEP, EVERY_20 = "Downpour, periods of 1", "Downpour, periods of 20"
+PSS_1 = "tf_keras ParameterServerStrategy, steps_per_execution=1"
+PSS_20 = "tf_keras ParameterServerStrategy, steps_per_execution=20"
+AVERAGING = "PyTorch, averaging every 20"
+DDP = "PyTorch DDP, gloo"
+
+# 60 % of what the loopback of the machine gave on which the aim was set.
+EXCHANGE_AIM_MB = 0.6 * 1800
+
+Results = dict[str, list[dict]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A process to start: what it does, by which Python, under how many workers of the launcher."""
+
+    spec: dict
+    python: str = sys.executable
+    program: str = PROGRAM
+    launch: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        launcher = ["-m", "tf_dsgd.launch", *self.launch] if self.launch else []
+        return [self.python, *launcher, str(runs.HERE / self.program), json.dumps(self.spec)]
+
+    def run(self) -> dict:
+        """What it measured; the package is imported from this checkout."""
+        variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        path = [str(runs.HERE.parent), variables.get("PYTHONPATH")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        process = subprocess.Popen(
+            self.command(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=variables,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+        except BaseException:  # Ctrl-C as well: nothing is left over
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        if process.returncode:
+            raise SystemExit(f"{self.command()} failed:\n{output[-2000:]}\n{errors[-4000:]}")
+        return json.loads(output.strip().splitlines()[-1])
+
+
+def launched(workers: int, **spec) -> Contender:
+    return Contender(spec, launch=("--workers", str(workers), "--ps", "1"))
+
+
+def interleaved(contenders: dict[str, Contender], repetitions: int) -> Results:
+    """Each contender once, then each again ...: a slow minute of the machine hits all alike."""
+    results: Results = {name: [] for name in contenders}
+    for repetition in range(repetitions):
+        for name, contender in contenders.items():
+            print(f"  {repetition + 1}/{repetitions} {name}", file=sys.stderr, flush=True)
+            results[name].append(contender.run())
+    return results
+
+
+# -- beside the peers ------------------------------------------------------------------------------
+
+
+def missing(python: str | None, package: str) -> str | None:
+    """Why a peer cannot run, if it cannot."""
+    if python is None:
+        return "its Python was not given"
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{package}') is None)"
+    try:
+        found = subprocess.run([python, "-c", find], capture_output=True, check=False)
+    except OSError as error:
+        return f"{python} cannot be started: {error.strerror}"
+    return f"{python} has no {package}" if found.returncode else None
+
+
+def peers(options) -> tuple[dict[str, Contender], list[str]]:
+    """The contenders, and a line for each that is left out."""
+    common = {"examples": options.examples, "epochs": options.epochs}
+    pythons = {"tf_keras": options.tf_keras_python, "torch": options.torch_python}
+    reasons = {package: missing(python, package) for package, python in pythons.items()}
+    left_out = []
+
+    def peer(name: str, package: str, **spec) -> dict[str, Contender]:
+        if reasons[package] is None:
+            return {name: Contender({**spec, **common}, python=pythons[package])}
+        left_out.append(f"Left out: {name}: {reasons[package]} (--{package}_python).")
+        return {}
+
+    # Those of one ratio run one after the other.
+    contenders = {
+        **peer(AVERAGING, "torch", kind="averaging", period=20),
+        EVERY_20: launched(2, kind="downpour", period=20, **common),
+        **peer(PSS_20, "tf_keras", kind="parameter_server", steps_per_execution=20),
+        **peer(PSS_1, "tf_keras", kind="parameter_server", steps_per_execution=1),
+        EVERY_STEP: launched(2, kind="downpour", period=1, **common),
+        PLAIN: Contender({"kind": "keras", **common}, program="contenders.py"),
+        **peer(DDP, "torch", kind="ddp"),
+    }
+    return contenders, left_out
+
+
+def speed_table(results: Results) -> str:
+    rows = []
+    for name, outcomes in results.items():
+        cpu = [
+            1e3 * outcome["chief_cpu_seconds_per_step"]
+            for outcome in outcomes
+            if "chief_cpu_seconds_per_step" in outcome
+        ]
+        staleness = [o["staleness_mean"] for o in outcomes if "staleness_mean" in o]
+        rows.append(
+            [
+                name,
+                runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
+                runs.spread(runs.ratios(results, name, PLAIN), 2),
+                runs.spread(cpu, 2) if cpu else "",
+                runs.spread(staleness, 1) if staleness else "",
+            ]
+        )
+    header = [
+        "",
+        "mini-batches/s",
+        "beside plain fit",
+        "chief's CPU, ms/mini-batch",
+        "mean staleness",
+    ]
+    return runs.table(header, rows)
+
+
+def aims_table(results: Results) -> str:
+    """Ours beside the peers that ran, each ratio within one repetition."""
+
+    def speeds(name: str) -> list[float]:
+        return [outcome["steps_per_second"] for outcome in results.get(name, [])]
+
+    better = [max(pair) for pair in zip(speeds(PSS_1), speeds(PSS_20), strict=True)]
+    pairs = [
+        (EVERY_20, "tf_keras ParameterServerStrategy at its better setting", better, 4.0),
+        (EVERY_20, AVERAGING, speeds(AVERAGING), 1.0),
+        (EVERY_20, DDP, speeds(DDP), None),
+        (EVERY_STEP, PSS_1, speeds(PSS_1), 1.0),
+    ]
+    rows = [
+        [
+            ours,
+            theirs,
+            runs.spread([a / b for a, b in zip(speeds(ours), baseline, strict=True)], 2),
+            "" if aim is None else f"at least {aim}",
+        ]
+        for ours, theirs, baseline, aim in pairs
+        if baseline
+    ]
+    return runs.table(["", "beside", "ratio", "aim"], rows) if rows else ""
+
+
+def run_peers(options, record: dict) -> None:
+    contenders, left_out = peers(options)
+    results = interleaved(contenders, options.repetitions)
+    title = "MLP 784-512-512-10, batch 64, SGD(0.01): two workers and one ps, processes"
+    record["groups"].append({"title": title, "left_out": left_out, "results": results})
+    for part in (f"### {title}", speed_table(results), aims_table(results), "\n".join(left_out)):
+        if part:
+            print(f"\n{part}", flush=True)
+
+
+# -- the chief's time ------------------------------------------------------------------------------
+
+
+def run_workers(options, record: dict) -> None:
+    counts = [int(count) for count in options.counts.split(",")]
+    spec = {"kind": "chief", "batch_size": 4, "examples": 4 * options.steps, "epochs": 2}
+    contenders = {
+        str(count): dataclasses.replace(
+            launched(count, **spec),
+            launch=("--workers", str(count), "--ps", "1", "--threads_per_worker", "1"),
+        )
+        for count in counts
+    }
+    results = interleaved(contenders, options.repetitions)
+    title = "The chief's time for a mini-batch, Dense(16, 1), batch 4"
+    record["groups"].append({"title": title, "results": results})
+    first = next(iter(results))
+    rows = []
+    for period in results[first][0]["periods"]:
+
+        def milliseconds(name: str, value: Callable[[dict], float], period=period) -> list[float]:
+            return [1e3 * value(outcome["periods"][period]) for outcome in results[name]]
+
+        for name in results:
+            cpu, baseline = (
+                milliseconds(n, lambda o: o["chief_cpu_seconds_per_step"]) for n in (name, first)
+            )
+            rows.append(
+                [
+                    period,
+                    name,
+                    runs.spread(cpu, 2),
+                    runs.spread([a / b for a, b in zip(cpu, baseline, strict=True)], 2),
+                    runs.spread(milliseconds(name, lambda o: o["seconds"] / o["steps"]), 2),
+                ]
+            )
+    header = ["periods of", "workers", "CPU, ms", f"beside {first} worker", "elapsed, ms"]
+    print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
+
+
+# -- a large model ---------------------------------------------------------------------------------
+
+
+def run_large(options, record: dict) -> None:
+    spec = {"kind": "exchange", "parameters": options.parameters, "variables": options.variables}
+    results = interleaved({"large": launched(1, **spec)}, options.repetitions)
+    outcomes = results["large"]
+    size = outcomes[0]["bytes"]
+    title = f"{size / 4e6:.1f} million parameters in {options.variables} variables, one worker"
+    record["groups"].append({"title": title, "results": results})
+    beside = {"fetch": "bare read", "push": "bare assign_add"}
+    rows = []
+    for name in outcomes[0]["seconds"]:
+        seconds = [outcome["seconds"][name] for outcome in outcomes]
+        ratio = []
+        if name in beside:
+            ratio = [
+                outcome["seconds"][beside[name]] / outcome["seconds"][name] for outcome in outcomes
+            ]
+        rows.append(
+            [
+                name,
+                runs.spread([1e3 * s for s in seconds], 0),
+                runs.spread([size / 1e6 / s for s in seconds], 0),
+                f"{runs.spread(ratio, 2)} of {beside[name]}" if ratio else "",
+                f"at least {EXCHANGE_AIM_MB:.0f} MB/s, or 1.00" if ratio else "",
+            ]
+        )
+    header = ["", "ms", "MB/s", "speed beside a bare function", "aim"]
+    print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
+
+
+GROUPS = {"peers": run_peers, "workers": run_workers, "large": run_large}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--groups", default="peers", help=f"of {', '.join(GROUPS)}, with commas")
+    add("--tf_keras_python", help="interpreter of an environment with tensorflow and tf_keras")
+    add("--torch_python", help="interpreter of an environment with torch and numpy")
+    add("--repetitions", type=int, default=5)
+    add("--epochs", type=int, default=3, help="timed ones, after one that is not")
+    add("--examples", type=int, default=12_800)
+    add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
+    add("--steps", type=int, default=1000, help="mini-batches an epoch, for the group workers")
+    add("--parameters", type=int, default=25_000_000, help="for the group large")
+    add("--variables", type=int, default=150, help="for the group large")
+    add("--json", help="where to write all single runs")
+    options = parser.parse_args()
+    names = options.groups.split(",")
+    unknown = sorted(set(names) - set(GROUPS))
+    if unknown:
+        parser.error(f"--groups: no such group: {unknown}; there are {sorted(GROUPS)}")
+
+    record = {**runs.provenance(), "groups": []}
+    print(runs.heading(record), flush=True)
+    for name in names:
+        GROUPS[name](options, record)
+        runs.write_json(options.json, record)
+
+
+if __name__ == "__main__":
+    main()

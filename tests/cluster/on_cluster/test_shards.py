@@ -1,0 +1,104 @@
+"""Where a model's variables are on a cluster of two ps tasks, and what the shards count."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests import helpers
+
+
+def trained(optimizer, **options):
+    strategy = tf_dsgd.DownpourStrategy(**options)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((20,)), *(keras.layers.Dense(20) for _ in range(6)), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer(), "mse")
+    x = np.random.default_rng(0).standard_normal((256, 20)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    return strategy, model
+
+
+def test_balanced_by_bytes_with_the_slots_beside_their_weights(capsys):
+    strategy, model = trained(lambda: keras.optimizers.Adam(0.001))
+    shards = strategy.shards()
+    assert [shard.device.split("/")[1:4] for shard in shards] == [
+        ["job:ps", "replica:0", f"task:{s}"] for s in (0, 1)
+    ]
+    largest = 20 * 20 * 4
+    weights = [sum(v.value.shard == s for v in model.weights) for s in (0, 1)]
+    assert min(weights) >= 5
+    size = [
+        sum(v.shape.num_elements() * 4 for v in model.weights if v.value.shard == s) for s in (0, 1)
+    ]
+    assert abs(size[0] - size[1]) <= largest
+    for shard, weight_bytes in zip(shards, size, strict=True):
+        # Adam's two slots; the few scalars of optimizer and metrics are on the first.
+        assert 3 * weight_bytes <= shard.bytes <= 3 * weight_bytes + 100
+    places = {v.path: v.value.shard for v in model.weights}
+    for variable in model.optimizer.variables:
+        for path, shard in places.items():
+            if variable.path.startswith(f"adam/{path.replace('/', '_')}_"):
+                assert variable.value.shard == shard
+                assert variable.value.primary.device == shards[shard].device
+    said = capsys.readouterr().err
+    assert "ps 0 at" in said and "ps 1 at" in said and "variables" in said
+
+
+@pytest.mark.parametrize("periods", [(1, 1), (4, 4), (3, 5)])
+def test_every_shard_counts_every_message(periods):
+    strategy, _ = trained(
+        lambda: keras.optimizers.SGD(0.001), push_every=periods[0], fetch_every=periods[1]
+    )
+    ledger = helpers.assert_ledger_balances(strategy)
+    assert len(ledger.shards) == strategy.num_shards == 2
+    for shard in ledger.shards:
+        assert [w.steps for w in shard.workers] == [w.steps for w in ledger.workers]
+        assert shard.applied == ledger.applied and shard.refused == shard.in_flight == 0
+    assert ledger.cut_off == 0
+    assert strategy.steps == 32
+
+
+def test_what_needs_the_whole_accumulated_gradient_is_refused():
+    def optimizer():
+        return keras.optimizers.SGD(0.1, global_clipnorm=1.0, gradient_accumulation_steps=2)
+
+    with pytest.raises(ValueError, match=r"global_clipnorm.*one ps task, or clipnorm"):
+        trained(optimizer)
+
+
+def test_a_second_cluster_is_refused():
+    trained(lambda: keras.optimizers.SGD(0.001))
+    spec = tf.train.ClusterSpec({"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
+    with pytest.raises(RuntimeError, match=r"connected to another cluster.*127\.0\.0\.1:1"):
+        tf_dsgd.DownpourStrategy(spec)
+
+
+def test_a_message_twice_and_a_message_of_a_lost_worker():
+    strategy, model = trained(lambda: keras.optimizers.SGD(0.001))
+    program, store = strategy.engine.program, strategy.engine.store
+    before = model.get_weights()
+    with tf.device(store.worker_devices[1]):
+        heads, message = program.collect[1]()
+    # With periods of 1 a gradient stays where the next one overwrites it.
+    message = [tf.zeros_like(tensor) for tensor in message]
+    fresh = [tf.identity(head) for head in heads]
+    assert bool(program.deliver(fresh, message))
+    assert not bool(program.deliver(fresh, message))
+    old = [tf.tensor_scatter_nd_update(head, [[1], [2]], [-1, 1000]) for head in fresh]
+    assert not bool(program.deliver(old, message))
+    helpers.assert_close(model.get_weights(), before, 0)
+    ledger = strategy.ledger()
+    assert [shard.refused for shard in ledger.shards] == [2, 2]
+
+
+def test_a_checkpoint_of_another_number_of_shards_is_refused():
+    strategy, _ = trained(lambda: keras.optimizers.SGD(0.001))
+    state = strategy.state()
+    strategy.restore(state)
+    assert strategy.steps == 32
+    fewer = {name: value for name, value in state.items() if not name.endswith("_1")}
+    with pytest.raises(ValueError, match="1 shards; the strategy has 2"):
+        strategy.restore(fewer)

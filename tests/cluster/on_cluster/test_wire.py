@@ -1,0 +1,88 @@
+"""What crosses between a worker and a shard, read from the graphs TensorFlow itself partitioned."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests import helpers
+from tf_dsgd import _tf
+
+PERIOD, BATCH = 4, 8
+
+
+@pytest.fixture(scope="module")
+def sends():
+    """(name, type, from, to) of all tensors that cross in a round of one worker.
+
+    Control edges cross as constants without a value; their type is None here.
+    """
+    strategy = tf_dsgd.DownpourStrategy(push_every=PERIOD, fetch_every=PERIOD)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(5), keras.layers.Dense(1, use_bias=False)]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+    x, y = helpers.regression(64, ids=False)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    joined = [tf.constant(x[: PERIOD * BATCH]), tf.constant(y[: PERIOD * BATCH])]
+    lengths = tf.fill([2, PERIOD], tf.constant(BATCH, tf.int64))
+    worker = strategy.engine.store.worker_devices[0]
+    found = []
+    graphs = _tf.partitions(strategy.engine.program.round_on[0], worker, [*joined, lengths])
+    for graph in graphs:
+        nodes = {node.name: node for node in graph.node}
+        for node in graph.node:
+            if node.op == "_Send":
+                ends = [node.attr[f"{end}_device"].s.decode() for end in ("send", "recv")]
+                jobs = [end.split("/")[1].removeprefix("job:") for end in ends]
+                name = node.attr["tensor_name"].s.decode()
+                control = nodes[node.input[0].split(":")[0]].op == "Const"
+                found.append((name, None if control else tf.as_dtype(node.attr["T"].type), *jobs))
+    assert {device.split("/")[1] for g in graphs for n in g.node for device in [n.device]} >= {
+        "job:worker",
+        "job:ps",
+    }
+    return found
+
+
+def crossing(sends, sender, receiver):
+    return [(name, dtype) for name, dtype, a, b in sends if (a, b) == (sender, receiver)]
+
+
+def test_a_local_step_has_no_remote_operation(sends):
+    """Steps are the body of a loop; no tensor of the body goes to or comes from a shard."""
+    between = crossing(sends, "worker", "ps") + crossing(sends, "ps", "worker")
+    assert between
+    assert not [name for name, _ in between if "while" in name]
+
+
+def test_a_message_has_one_tensor_per_weight_and_two_headers(sends):
+    """Three gradients; the changes of the loss's sum and count; for each of two shards a header."""
+    sent = crossing(sends, "worker", "ps")
+    floats = [name for name, dtype in sent if dtype == tf.float32]
+    assert len(floats) == 3 + 2
+    assert len([name for name, dtype in sent if dtype == tf.int64]) == 2
+
+
+def test_a_fetch_brings_each_variable_once(sends):
+    """Three weights, the rate, the loss's sum and count; two counters, two versions."""
+    came = crossing(sends, "ps", "worker")
+    assert len([name for name, dtype in came if dtype == tf.float32]) == 3 + 1 + 2
+
+
+def test_shards_do_not_talk_to_each_other(sends):
+    assert not crossing(sends, "ps", "ps")
+
+
+def test_steps_without_an_exchange_capture_nothing_of_a_shard():
+    """What one step of `work_on` captures is the worker's alone."""
+    strategy = tf_dsgd.DownpourStrategy(push_every=2, fetch_every=2)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    x, y = helpers.ones(32)
+    model.fit(x, y, batch_size=2, verbose=0)
+    for m, function in enumerate(strategy.engine.program.work_on):
+        assert {h.device for h in function.captures} == {strategy.engine.store.worker_devices[m]}
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -16, "f"))

@@ -1,0 +1,48 @@
+"""The checks of the core, on worker and ps processes that the launcher starts."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests import helpers
+
+SECONDS = 900
+
+# Two workers: what every strategy owes to `fit`, closed forms, callbacks, what is special here.
+TWO_WORKERS = (
+    "tests/conformance",
+    "tests/engine/test_nothing_lost.py",
+    "tests/engine/test_overlap.py::test_two_workers_overlap",
+    "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
+    "tests/keras_api/test_callbacks.py",
+    "tests/keras_api/test_compile_options.py",
+    "tests/keras_api/test_progress.py",
+    "tests/cluster/on_cluster",
+)
+# One worker, periods of 1: plain Keras, with the weights on two shards.
+ONE_WORKER = (
+    "tests/equivalence",
+    "tests/algorithms/test_downpour_trace.py",
+    "tests/engine/test_overlap.py::test_input_overlaps_compute",
+    "tests/keras_api/test_steps_of_their_own.py",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 30)
+@pytest.mark.parametrize(("workers", "tests"), [(2, TWO_WORKERS), (1, ONE_WORKER)], ids=["2", "1"])
+def test_the_core_on_processes(workers, tests):
+    launch = ["-m", "tf_dsgd.launch", "--workers", str(workers), "--ps", "2"]
+    pytest_arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    run = subprocess.run(
+        [sys.executable, *launch, *pytest_arguments],
+        cwd=helpers.ROOT,
+        env=helpers.python_env(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    assert " passed" in run.stdout

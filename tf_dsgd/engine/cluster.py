@@ -1,0 +1,318 @@
+"""Workers as processes of a TensorFlow cluster, shards on its ps tasks.
+
+The chief has a thread for each worker, which calls one function a round. TensorFlow partitions that
+function between the worker, where the local steps run, and the ps tasks, where the weights are read
+and the message is applied under each shard's lock; tensors go from one to the other directly.
+
+Batches come from the chief's input, which keeps each until the message with its gradients was
+applied. A worker that is lost is fenced first: its shards take nothing more from that incarnation.
+Then either its last message was applied, and its batches are done, or not, and they go to others.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.connection import Connection, say
+from tf_dsgd.engine.base import WorkerState, steps_tensor
+from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.threads import ThreadsEngine
+
+# How often lost workers are looked for.
+_LOOK_SECONDS = 1.0
+# How often the chief shows the latest outputs of a worker.
+_SHOW_SECONDS = 0.2
+# What TensorFlow says when a task was replaced so fast that no connection broke.
+_REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
+
+
+class ClusterEngine(ThreadsEngine):
+    """Asynchronous workers in other processes, which may come and go."""
+
+    longest_call = 32
+
+    def __init__(
+        self, connection: Connection, exchange: ExchangeRule, worker_timeout_seconds: float
+    ):
+        self._connection = connection
+        self._timeout = worker_timeout_seconds
+        now = time.monotonic()
+        present = connection.present()
+        self._lost = {m: now for m, here in enumerate(present) if not here}
+        """Workers that are not there, and since when."""
+        store = Store(connection.worker_devices(), len(connection.ps), present, self._worker_failed)
+        super().__init__(store, exchange)
+        self._held: list[list[Any]] = [[] for _ in self.workers]
+        """Batches that each worker has taken since its last message was applied."""
+        self._applied = [0] * self.num_workers
+        """Number of each worker's last message known to be applied."""
+        self._returned: collections.deque[tf.Tensor] = collections.deque()
+        """Batches of lost workers, for others."""
+        self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
+        self._outputs: tuple[Program, list[tf.Tensor]] | None = None
+        self._looked = self._shown = now
+
+    def messages_sent(self) -> list[int] | None:
+        return None  # a worker's own count is lost with it
+
+    def prepare(self, program: Program) -> None:
+        _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
+        for shard in self.shards:
+            shard.fence.get_concrete_function()
+
+    def grant(self, program: Program, stream: Any) -> None:
+        if stream.pipelines is not None:
+            _ = program.work_from, program.round_from  # traced here, in the main thread
+        super().grant(program, stream)
+        now = time.monotonic()
+        if now - self._shown > _SHOW_SECONDS:
+            self._show()
+        if self._lost and now - self._looked > _LOOK_SECONDS:
+            self._look()
+
+    def settle(self) -> None:
+        super().settle()
+        self._show()
+
+    # -- a worker's thread ------------------------------------------------------------------
+
+    def _rounds(self, worker: WorkerState) -> None:
+        with self._executors[worker.index].scope():
+            super()._rounds(worker)
+
+    def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
+        m = worker.index
+        if self._stream.pipelines is None:
+            inputs = self._batches(worker, program, steps)
+            work, whole_round = program.work_on, program.round_on
+        else:
+            segment = self._held[m][-1]
+            iterator = self._stream.pipelines.iterator(m, self.store.incarnations[m], segment)
+            inputs = [iterator, steps_tensor(steps)]
+            work, whole_round = program.work_from, program.round_from
+        push = self.exchange.push_due(worker.step)
+        if push and worker.fetch_next and not self.exchange.waits_for_version:
+            outputs = whole_round[m](*inputs)
+            self._acknowledge(worker)
+        else:
+            if worker.fetch_next:
+                self._fetch(worker, program)
+            outputs = work[m](*inputs)
+            if push:
+                self._push(worker, program, 0)
+        self._outputs = (program, outputs)
+        worker.fetch_next = self.exchange.fetch_due(worker.step)
+        with self._changed:
+            return self._take(worker)
+
+    def _batches(self, worker: WorkerState, program: Program, steps: int) -> list[tf.Tensor]:
+        """Takes batches that came through the chief, packed to be sent."""
+        with tf.device(self._connection.host_device):
+            batches = self._draw(steps)
+            self._held[worker.index].append(batches)
+            return program.step.packing.pack(batches)
+
+    def _limit(self, worker: WorkerState) -> int:
+        if self._stream.pipelines is None:
+            return super()._limit(worker)
+        return self._stream.pipelines.limit(worker.index, self._lost)
+
+    def _taken(self, worker: WorkerState, steps: int) -> None:
+        super()._taken(worker, steps)
+        if steps and self._stream.pipelines is not None:
+            segment = self._stream.pipelines.draw(worker.index, steps, self._lost)
+            self._held[worker.index].append(segment)
+
+    def _draw(self, steps: int) -> tf.Tensor:
+        """Takes batches: those of lost workers first."""
+        with self._changed:
+            again = [self._returned.popleft() for _ in range(min(steps, len(self._returned)))]
+        fresh = steps - len(again)
+        if not fresh:
+            return tf.stack(again)
+        drawn = tf.raw_ops.QueueDequeueManyV2(
+            handle=self._stream.queue, n=fresh, component_types=[tf.variant]
+        )[0]
+        return tf.concat([tf.stack(again), drawn], 0) if again else drawn
+
+    def _push(self, worker: WorkerState, program: Program, following: int) -> None:
+        if self.exchange.waits_for_version:
+            worker.pushed_at = int(program.shards[0].version)
+        program.push[worker.index](tf.constant(True))
+        self._acknowledge(worker)
+
+    def _acknowledge(self, worker: WorkerState) -> None:
+        """After a push came back: the shards have counted it."""
+        with self._changed:
+            self._held[worker.index].clear()
+            self._applied[worker.index] += 1
+            worker.clock += 1
+            worker.unsent = 0
+            self._changed.notify_all()
+
+    def _fetch(self, worker: WorkerState, program: Program) -> None:
+        if self.exchange.waits_for_version and worker.pushed_at >= 0:
+            self._wait_for_version(worker, program)
+        program.fetch[worker.index]()
+        worker.fetch_next = False
+
+    # -- lost tasks -------------------------------------------------------------------------
+
+    def _joined(self, worker: WorkerState) -> bool:
+        return worker.index not in self._lost and super()._joined(worker)
+
+    def _failed(self, worker: WorkerState, error: BaseException) -> None:
+        self._executors[worker.index].clear_error()
+        if not isinstance(error, tf.errors.OpError):
+            super()._failed(worker, error)
+            return
+        try:
+            silent = self._connection.silent_ps()
+            if silent:
+                super()._failed(worker, self._ps_lost(silent))
+            elif self._was_lost(worker.index, error):
+                self._lose(worker)
+            else:
+                super()._failed(worker, error)
+        except tf.errors.OpError as another:  # a ps died in the meantime
+            silent = self._connection.silent_ps()
+            super()._failed(worker, self._ps_lost(silent) if silent else another)
+
+    def _worker_failed(self, m: int, error: tf.errors.OpError) -> bool:
+        """After a call of the main thread failed on a worker: whether it was lost."""
+        silent = self._connection.silent_ps()
+        if silent:
+            raise self._ps_lost(silent) from error
+        if not self._was_lost(m, error):
+            return False
+        self._lose(self.workers[m])
+        return True
+
+    def _was_lost(self, m: int, error: tf.errors.OpError) -> bool:
+        """Whether a failed call means that the worker's process is gone."""
+        if not self._connection.worker_listens(m):
+            return True
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            return True
+        return any(text in str(error) for text in _REPLACED)
+
+    def _ps_lost(self, names: list[str]) -> Exception:
+        backup = (
+            f"The last checkpoint is in {self.last_backup}."
+            if self.last_backup
+            else "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one."
+        )
+        return RuntimeError(
+            f"Lost {', '.join(names)}, and the part of the model it held. {backup} Start the ps "
+            "task and this script again; with BackupAndRestore training goes on from the "
+            "checkpoint."
+        )
+
+    def _lose(self, worker: WorkerState) -> None:
+        """Fences a lost worker, and gives its batches to others if no shard has their gradients."""
+        m = worker.index
+        if m in self._lost:
+            return
+        incarnation = self.store.incarnations[m] + 1
+        with tf.device(self._connection.host_device):
+            last = max(
+                int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
+                for shard in self.shards
+            )
+        with self._changed:
+            self.store.lose(m)
+            self.store.incarnations[m] = incarnation
+            count = 0
+            if last <= self._applied[m]:
+                count = self._give_back(self._held[m])
+            self._held[m].clear()
+            self._applied[m] = last
+            self._available += count
+            self.handed_out -= count
+            worker.reset()
+            self._lost[m] = time.monotonic()
+            left = self.num_workers - len(self._lost)
+            self._changed.notify_all()
+        say(
+            f"lost {self._connection.worker_name(m)}; {count} unfinished mini-batches go to "
+            f"others, {left} of {self.num_workers} workers go on"
+        )
+
+    def _give_back(self, held: list[Any]) -> int:
+        """Puts batches that were taken at the disposal of other workers; gives their number."""
+        if self._stream.pipelines is not None:
+            self._stream.pipelines.give_back(held)
+            return sum(segment.count for segment in held)
+        batches = [b for part in held for b in tf.unstack(part)]
+        self._returned.extend(batches)
+        return len(batches)
+
+    def _look(self) -> None:
+        """Lets workers join that came, or came back; ends a wait that is in vain."""
+        self._looked = now = time.monotonic()
+        for m in list(self._lost):
+            if self._connection.worker_listens(m):
+                self._welcome(m)
+        if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
+            names = ", ".join(self._connection.worker_name(m) for m in self._lost)
+            raise TimeoutError(
+                f"All workers were lost, and none came back within {self._timeout:g} s: {names}. "
+                "Start them again, or allow more time with "
+                "tf_dsgd.TFCluster(worker_timeout_seconds=...)."
+            )
+        if self._error is None:
+            silent = self._connection.silent_ps()
+            if silent:
+                raise self._ps_lost(silent)
+
+    def _welcome(self, m: int) -> None:
+        try:
+            self._connection.join(m)
+            with tf.device(self._connection.host_device):
+                self.store.renew(m, self.store.incarnations[m], self._applied[m])
+        except tf.errors.OpError as error:  # gone again: it is looked for once more
+            say(f"{self._connection.worker_name(m)} could not join: {error.message}")
+            return
+        if not self.store.present[m]:
+            return  # lost again meanwhile
+        with self._changed:
+            self.workers[m].clock = self._slowest()
+            del self._lost[m]
+            self._start_threads()
+            self._changed.notify_all()
+        say(f"{self._connection.worker_name(m)} joined")
+
+    def _discard(self, failed: int | None) -> None:
+        """After an error: what is whole is sent, as far as tasks are there to send and take it."""
+        self._held = [[] for _ in self.workers]
+        self._returned.clear()
+        self._outputs = None
+        try:
+            super()._discard(failed)
+        except tf.errors.OpError as error:
+            say(f"what workers had not sent is lost: {error.message}")
+            self._stream = None
+            self._reset()
+
+    # -- what the chief shows ---------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Brings the latest outputs of a worker into the chief's variables."""
+        self._shown = time.monotonic()
+        latest, self._outputs = self._outputs, None
+        if latest is None:
+            return
+        program, outputs = latest
+        try:
+            values = [output.numpy() for output in outputs]
+        except tf.errors.OpError:
+            return  # the worker is gone, and its outputs with it
+        for variable, value in zip(program.logs, values, strict=True):
+            variable.assign(value)

@@ -1,0 +1,363 @@
+"""Trains on one machine with several processes: `python -m tf_dsgd.launch --workers 4 train.py`.
+
+Starts worker and ps processes (`tf_dsgd.serve`) on ports of 127.0.0.1, then the script as the
+chief, each with its TF_CONFIG. Ends them all when the script ends, with the script's exit code.
+
+If the launcher itself is killed, Linux kills the processes it started. On other systems the worker
+and ps processes end by themselves, as a pipe that they watch closes; the script does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+# What the launcher tells `tf_dsgd.serve`. Nothing here imports TensorFlow, which the launcher does
+# not need.
+THREADS = "TF_DSGD_THREADS"
+PARENT_FD = "TF_DSGD_PARENT_FD"
+
+INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
+STOP_SECONDS = 5.0
+
+# Runs in a child before it becomes the program: Linux kills it when the launcher dies, whatever
+# kills that. Popen's preexec_fn would do it in a fork of a process with threads, which may hang.
+_TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclasses.dataclass
+class _Task:
+    """A worker, ps or chief process and how to start it."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    restarts_left: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    readers: list[threading.Thread] = dataclasses.field(default_factory=list)
+
+    def send(self, number: int) -> None:
+        """Signals the process and those it started, which are its process group."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+class _Launcher:
+    """Starts, watches and ends the processes.
+
+    All in the main thread: Linux ties a child's life to the thread that made it.
+    """
+
+    def __init__(self, chief: _Task, servers: Sequence[_Task], prefix_chief: bool):
+        self._chief = chief
+        self._servers = list(servers)
+        self._prefix_chief = prefix_chief
+        self._mutex = threading.Lock()
+        self._told: int | None = None  # the signal that ends the launcher
+        self._lifeline, self._held = os.pipe()  # closes when this process ends
+
+    def run(self) -> int:
+        """The exit code."""
+        with _wakeups() as signals:
+            try:
+                for task in [*self._servers, self._chief]:
+                    self._start(task)
+                self._watch(signals)
+            finally:
+                self._end()
+        code = 1 if self._chief.process is None else self._chief.process.returncode
+        if self._told is not None:
+            return 128 + self._told
+        return 128 - code if code < 0 else code  # as a shell tells of a signal
+
+    def say(self, text: str) -> None:
+        """One line of the launcher's own."""
+        self._write(sys.stderr, f"[launch] {text}\n".encode())
+
+    def _start(self, task: _Task) -> None:
+        is_chief = task is self._chief
+        piped = not is_chief or self._prefix_chief
+        command = [sys.executable, *task.command]
+        if sys.platform == "linux":
+            tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
+            command = [sys.executable, *tie, *command]
+        task.process = subprocess.Popen(
+            command,
+            env={**os.environ, **task.environment}
+            | ({} if is_chief else {PARENT_FD: str(self._lifeline)}),
+            pass_fds=() if is_chief else (self._lifeline,),
+            # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
+            process_group=0,
+            stdin=None if is_chief and not _terminal_input() else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else None,
+            stderr=(subprocess.PIPE if is_chief else subprocess.STDOUT) if piped else None,
+        )
+        for source, sink in ((task.process.stdout, sys.stdout), (task.process.stderr, sys.stderr)):
+            if source is not None:
+                reader = threading.Thread(
+                    target=self._copy,
+                    args=(source, sink if is_chief else sys.stderr, f"[{task.name}] ".encode()),
+                    daemon=True,
+                )
+                reader.start()
+                task.readers.append(reader)
+
+    def _copy(self, source: IO[bytes], sink: TextIO, prefix: bytes) -> None:
+        for line in source:
+            self._write(sink, prefix + line.rstrip(b"\r\n") + b"\n")
+
+    def _write(self, sink: TextIO, line: bytes) -> None:
+        # A sink that is gone must not end the reading, or a full pipe stops the process.
+        with self._mutex, contextlib.suppress(OSError, ValueError):
+            sink.flush()
+            sink.buffer.write(line)
+            sink.buffer.flush()
+
+    def _watch(self, signals: int) -> None:
+        """Until the chief ends."""
+        deadline: float | None = None
+        while self._chief.process is not None and self._chief.process.poll() is None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if left == 0.0:
+                self.say(
+                    f"the script still ran after {signal.Signals(self._told or 0).name}: killed"
+                )
+                self._chief.send(signal.SIGKILL)
+                deadline = left = None
+            for number in _received(signals, left):
+                if number == signal.SIGCHLD:
+                    self._look_after_servers()
+                elif self._told is None:
+                    self._told = number
+                    deadline = time.monotonic() + INTERRUPT_SECONDS
+                    self._chief.send(number)
+                else:
+                    deadline = time.monotonic()  # the second Ctrl-C
+
+    def _look_after_servers(self) -> None:
+        """Reports those that ended; starts workers again that may be."""
+        for task in self._servers:
+            code = None if task.process is None else task.process.poll()
+            if code is None or task.process is None:
+                continue
+            how = f"{task.name} (pid {task.process.pid}) {_ending(code)}"
+            task.process = None
+            if task.restarts_left > 0 and self._told is None:
+                task.restarts_left -= 1
+                self.say(f"{how}; starting it again, {task.restarts_left} restarts left")
+                self._start(task)
+            else:
+                self.say(how)
+
+    def _end(self) -> None:
+        """Ends what still runs, first kindly."""
+        tasks = [self._chief, *self._servers]
+        running = [t for t in tasks if t.process is not None]
+        for task in running:
+            task.send(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for task in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _process(task).wait(max(0.0, deadline - time.monotonic()))
+        for task in running:
+            task.send(signal.SIGKILL)
+            _process(task).wait()
+        for task in tasks:
+            for reader in task.readers:
+                reader.join(timeout=1.0)  # longer only if another process has the pipe
+
+
+def _process(task: _Task) -> subprocess.Popen[bytes]:
+    if task.process is None:
+        raise RuntimeError(f"{task.name} was not started")
+    return task.process
+
+
+def _terminal_input() -> bool:
+    """A process in the background that reads from the terminal would be stopped."""
+    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
+
+
+@contextlib.contextmanager
+def _wakeups() -> Iterator[int]:
+    """A file descriptor that tells which signals came, one byte each, to wait on with `select`."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    os.set_blocking(read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" in scripts ask for
+            signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    yield read  # the process exits after this; handlers stay, or a late Ctrl-C shows a traceback
+
+
+def _received(signals: int, seconds: float | None) -> list[int]:
+    """The signals that came, waiting for one."""
+    ready, _, _ = select.select([signals], [], [], seconds)
+    return list(dict.fromkeys(os.read(signals, 4096))) if ready else []
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+@contextlib.contextmanager
+def _reserved_addresses(count: int) -> Iterator[list[str]]:
+    """Free addresses that nobody else is given while the context is open.
+
+    A bound socket that does not listen keeps Linux from giving its port to anybody who asks for any
+    port, while a server that asks for this port by number may have it, as both set SO_REUSEADDR. So
+    there is no time in which the port is free, and a worker that is started again finds its port.
+    """
+    with contextlib.ExitStack() as stack:
+        addresses = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
+        yield addresses
+
+
+def _gpus() -> list[str]:
+    """The GPUs that workers share, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        ends = [i for i, name in enumerate(names) if name in ("", "-1")]
+        return names[: ends[0]] if ends else names
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task, list[_Task]]:
+    """The chief and the servers, ready to start."""
+    chief, workers = addresses[0], addresses[1 : 1 + options.workers]
+    cluster = {"chief": [chief], "worker": workers, "ps": addresses[1 + options.workers :]}
+    gpus = _gpus()
+    threads = options.threads_per_worker or max(1, _cores() // options.workers)
+
+    def environment(job: str, index: int) -> dict[str, str]:
+        config = {"cluster": cluster, "task": {"type": job, "index": index}}
+        return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+    def server(job: str, index: int, restarts: int, **more: str) -> _Task:
+        # TensorFlow's greetings of many processes hide what matters.
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")}
+        return _Task(
+            f"{job} {index}",
+            ["-u", "-m", "tf_dsgd.serve"],
+            environment(job, index) | quiet | more,
+            restarts,
+        )
+
+    servers = [server("ps", s, 0, CUDA_VISIBLE_DEVICES="") for s in range(options.ps)]
+    for m in range(options.workers):
+        own = {"CUDA_VISIBLE_DEVICES": gpus[m % len(gpus)]} if gpus else {}
+        servers.append(
+            server("worker", m, options.restart_workers, **{THREADS: str(threads)}, **own)
+        )
+    unbuffered = ["-u"] if options.prefix_chief else []
+    script = ["-m", options.script] if options.module else [options.script]
+    return _Task("chief", unbuffered + script + options.args, environment("chief", 0)), servers
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_dsgd.launch",
+        description=(
+            "Starts worker and ps processes on this machine and runs a script as their chief. Ends "
+            "with the script's exit code; 130 after Ctrl-C."
+        ),
+        allow_abbrev=False,
+    )
+
+    def at_least(least: int) -> Any:
+        def integer(text: str) -> int:
+            if not (text.isascii() and text.isdigit() and least <= int(text) < 10_000):
+                raise argparse.ArgumentTypeError(
+                    f"must be an integer from {least} to 9999. Received: {text!r}."
+                )
+            return int(text)
+
+        return integer
+
+    add = parser.add_argument
+    add("--workers", type=at_least(1), required=True, help="number of worker processes")
+    add("--ps", type=at_least(1), default=1, help="number of ps processes (default 1)")
+    add(
+        "--threads_per_worker",
+        type=at_least(1),
+        help="threads within an operation of a worker (default: cores / workers, at least 1)",
+    )
+    add(
+        "--restart_workers",
+        type=at_least(0),
+        default=0,
+        help="how often a worker that ended is started again (default 0)",
+    )
+    add(
+        "--prefix_chief",
+        action="store_true",
+        help='print "[chief]" before the script\'s lines; Keras then shows no moving progress bar',
+    )
+    add("-m", "--module", action="store_true", help='script is a module, as in "python -m"')
+    add("script", help="the training script")
+    add("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    options = parser.parse_args(arguments)
+    if not options.module and not Path(options.script).exists():
+        parser.error(f"there is no file {options.script!r}; for a module write -m {options.script}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; returns the exit code."""
+    options = _parse(arguments)
+    with _reserved_addresses(1 + options.workers + options.ps) as addresses:
+        chief, servers = _tasks(options, addresses)
+        return _Launcher(chief, servers, options.prefix_chief).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    # Not sys.exit: a late signal would show a traceback, and nothing is left to be done.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)

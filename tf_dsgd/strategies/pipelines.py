@@ -1,0 +1,157 @@
+"""Input pipelines that run on the workers, so that no batch passes through the chief.
+
+The chief only counts: it tells a worker to take so many batches of a pipeline from a certain one
+on. A batch is known by (pipeline, ordinal), so what a lost worker had not finished can be given to
+another, which makes the same pipeline and skips to the place. That needs a pipeline to give the
+same batches whoever runs it: it is traced once an epoch, with one seed for all of its random
+operations, and its parallel parts keep their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """`count` batches of a pipeline from number `start` on."""
+
+    pipeline: int
+    start: int
+    count: int
+
+
+class Source:
+    """A user's `dataset_fn`, one pipeline per worker.
+
+    Args:
+        dataset_fn: from a `tf.distribute.InputContext` to the `tf.data.Dataset` of mini-batches
+            of pipeline `input_pipeline_id` of `num_input_pipelines`.
+        num_pipelines: number of workers.
+    """
+
+    def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], num_pipelines: int):
+        self._dataset_fn = dataset_fn
+        datasets = [self._make(p, num_pipelines) for p in range(num_pipelines)]
+        self._num_pipelines = num_pipelines
+        self.dataset = datasets[0]
+        """All batches, for whoever reads them in this process."""
+        for dataset in datasets[1:]:
+            self.dataset = self.dataset.concatenate(dataset)
+        self.sizes = [int(dataset.cardinality()) for dataset in datasets]
+        self._seed = int(np.random.randint(1 << 30))
+        self._epochs = 0
+
+    def _make(self, pipeline: int, number: int) -> tf.data.Dataset:
+        context = tf.distribute.InputContext(number, pipeline, 1)
+        dataset = self._dataset_fn(context)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise TypeError(
+                "dataset_fn must return a tf.data.Dataset of mini-batches. Received: "
+                f"{type(dataset).__name__}."
+            )
+        return dataset
+
+    @property
+    def can_run_on_workers(self) -> bool:
+        """Whether it is known how many batches each pipeline has."""
+        return all(size != tf.data.UNKNOWN_CARDINALITY for size in self.sizes)
+
+    def start(self) -> Progress:
+        """Starts an epoch."""
+        self._epochs += 1
+        seed = self._seed + self._epochs
+        return Progress(
+            [self._maker(p, seed) for p in range(self._num_pipelines)], list(self.sizes)
+        )
+
+    def _maker(self, pipeline: int, seed: int) -> Any:
+        def make(skip: tf.Tensor) -> tf.Tensor:
+            tf.random.set_seed(seed)  # of this function's graph
+            dataset = self._make(pipeline, self._num_pipelines)
+            options = tf.data.Options()
+            options.deterministic = True
+            dataset = dataset.with_options(options).skip(skip).prefetch(tf.data.AUTOTUNE)
+            return tf.nest.flatten(iter(dataset), expand_composites=True)[0]
+
+        return tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+
+class Progress:
+    """Which batches of an epoch were taken, by whom, and the workers' iterators.
+
+    All methods but `iterator` are called under the engine's lock or from the main thread.
+    """
+
+    def __init__(self, makers: list[Any], sizes: list[int]):
+        self._makers = makers
+        infinite = any(size == tf.data.INFINITE_CARDINALITY for size in sizes)
+        self._sizes = [1 << 62 if s == tf.data.INFINITE_CARDINALITY else s for s in sizes]
+        self._next = [0] * len(sizes)
+        self._returned: list[Segment] = []
+        self._left = 1 << 62 if infinite else sum(self._sizes)
+        self._iterators: dict[int, tuple[int, int, int, tf.Tensor]] = {}
+
+    # -- tokens -----------------------------------------------------------------------------
+
+    def take(self) -> bool:
+        """Counts one more batch to be handed out; False if there is none."""
+        if not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def at_end(self) -> bool:
+        """Whether every batch was handed out."""
+        return not self._left
+
+    # -- batches ----------------------------------------------------------------------------
+
+    def _upcoming(self, worker: int, lost: Collection[int]) -> Segment | None:
+        """What the worker would take next: its own, what came back, what lost workers left."""
+        for p in [worker, -1, *lost]:
+            if p < 0:
+                if self._returned:
+                    return self._returned[0]
+            elif self._next[p] < self._sizes[p]:
+                return Segment(p, self._next[p], self._sizes[p] - self._next[p])
+        return None
+
+    def limit(self, worker: int, lost: Collection[int]) -> int:
+        """How many batches the worker can take at once."""
+        upcoming = self._upcoming(worker, lost)
+        return 0 if upcoming is None else upcoming.count
+
+    def draw(self, worker: int, count: int, lost: Collection[int]) -> Segment:
+        """Takes `count` batches, at most `limit`."""
+        upcoming = self._upcoming(worker, lost)
+        if upcoming is None or count > upcoming.count:
+            raise RuntimeError(f"Worker {worker} cannot take {count} batches of {upcoming}.")
+        if self._returned and upcoming is self._returned[0]:
+            rest = Segment(upcoming.pipeline, upcoming.start + count, upcoming.count - count)
+            self._returned[:1] = [rest] if rest.count else []
+        else:
+            self._next[upcoming.pipeline] += count
+        return Segment(upcoming.pipeline, upcoming.start, count)
+
+    def give_back(self, segments: list[Segment]) -> None:
+        """Returns batches that a lost worker had taken and not finished."""
+        self._returned.extend(segments)
+
+    # -- iterators --------------------------------------------------------------------------
+
+    def iterator(self, worker: int, incarnation: int, segment: Segment) -> tf.Tensor:
+        """The worker's iterator at a segment's first batch; call it on the worker's device."""
+        held = self._iterators.get(worker)
+        if held is None or held[:3] != (incarnation, segment.pipeline, segment.start):
+            handle = self._makers[segment.pipeline](tf.constant(segment.start, tf.int64))
+        else:
+            handle = held[3]
+        end = segment.start + segment.count
+        self._iterators[worker] = (incarnation, segment.pipeline, end, handle)
+        return handle
