@@ -280,7 +280,7 @@ def main() -> None:
     add("--epochs", type=int, default=3, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800)
     add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
-    add("--steps", type=int, default=1000, help="mini-batches an epoch, for the group workers")
+    add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")
     add("--parameters", type=int, default=25_000_000, help="for the group large")
     add("--variables", type=int, default=150, help="for the group large")
     add("--json", help="where to write all single runs")
@@ -290,6 +290,8 @@ def main() -> None:
     if unknown:
         parser.error(f"--groups: no such group: {unknown}; there are {sorted(GROUPS)}")
 
+    # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     record = {**runs.provenance(), "groups": []}
     print(runs.heading(record), flush=True)
     for name in names:

@@ -56,11 +56,11 @@ def test_mini_batches_of_a_cluster_count_when_applied():
     spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
     program = str(ROOT / "benchmarks" / "cluster_contenders.py")
     launched = run_python(
-        *("-m", "tf_dsgd.launch", "--workers", "2", "--ps", "1", program, json.dumps(spec)),
+        *("-m", "tf_dsgd.launch", "--workers", "1", "--ps", "1", program, json.dumps(spec)),
     )
     assert launched.returncode == 0, launched.stderr
     result = json.loads(launched.stdout.splitlines()[-1])
-    assert (result["steps"], result["workers"]) == (2 * 640 / 64, 2)
+    assert (result["steps"], result["workers"]) == (2 * 640 / 64, 1)
     assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
 
 

@@ -247,6 +247,8 @@ class ClusterEngine(ThreadsEngine):
 
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
+        if not held:
+            return 0
         if self._stream.pipelines is not None:
             self._stream.pipelines.give_back(held)
             return sum(segment.count for segment in held)

@@ -17,6 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 
+# More than this in arrays is no recipe for data any more, but data.
+_MOST_CONSTANT_BYTES = 16 << 20
+
+
 @dataclasses.dataclass(frozen=True)
 class Segment:
     """`count` batches of a pipeline from number `start` on."""
@@ -79,7 +83,21 @@ class Source:
             dataset = dataset.with_options(options).skip(skip).prefetch(tf.data.AUTOTUNE)
             return tf.nest.flatten(iter(dataset), expand_composites=True)[0]
 
-        return tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+        concrete = tf.function(make, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int64)
+        )
+        held = sum(_constant_bytes(op) for op in concrete.graph.get_operations())
+        if held > _MOST_CONSTANT_BYTES:
+            raise ValueError(
+                f"The dataset that dataset_fn makes holds {held / 1e6:.0f} MB of arrays, which "
+                "would be sent to every task at every epoch. Read them from files inside "
+                "dataset_fn, or give fit the dataset itself: then batches come from the chief."
+            )
+        return concrete
+
+
+def _constant_bytes(operation: tf.Operation) -> int:
+    return operation.node_def.ByteSize() if operation.type == "Const" else 0
 
 
 class Progress:

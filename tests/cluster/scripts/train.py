@@ -62,7 +62,7 @@ def counts(model):
     """The different counts of examples by each table."""
     layer = model.layers[0]
     return {
-        name: sorted(set(witness.integers(getattr(layer, name), witness.BATCH)))
+        name: [times for times, _ in witness.tally(getattr(layer, name), witness.BATCH)]
         for name in ("sparse", "dense")
     }
 
@@ -89,7 +89,7 @@ def main(steps=400, epochs=3, cluster=None, backup=None, interrupt_after=None):
             fit(model, steps, 10_000, callbacks)
         except KeyboardInterrupt:
             before = [model.layers[0].sparse.numpy(), model.layers[0].dense.numpy()]
-            print("CAUGHT", progress.epochs, json.dumps(counts(model)), flush=True)
+            print("CAUGHT", json.dumps([progress.epochs, counts(model)]), flush=True)
             fit(model, steps, 2, callbacks)
             after = [model.layers[0].sparse.numpy(), model.layers[0].dense.numpy()]
             more = [np.unique(b - a).tolist() for a, b in zip(before, after, strict=True)]

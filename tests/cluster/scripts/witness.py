@@ -69,17 +69,20 @@ def kill(indices):
 
 
 class Killer(keras.callbacks.Callback):
-    """Kills a worker, or all, at a random moment within epochs in which every worker takes part.
+    """Kills workers at random moments of one epoch, in which all of them take part.
 
-    Stops training at the end of an epoch, once all are killed and every worker takes part again.
+    Stops training at the end of an epoch, once the plan is done and all take part again.
+
+    Args:
+        kills: "one" or "all" of the workers that are left, one entry for each moment.
     """
 
     def __init__(self, strategy, kills, seed, seconds=80.0):
         super().__init__()
         self.strategy, self.plan, self.random = strategy, list(kills), random.Random(seed)
         self.deadline = time.monotonic() + seconds
-        self.killed = []
-        self.thread = None
+        self.killed, self.threads = [], []
+        self.came_back = False
 
     def steps(self):
         return [worker.steps for worker in self.strategy.ledger().workers]
@@ -90,35 +93,43 @@ class Killer(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
         self.before = self.steps()
-        self.at = self.random.randrange(self.params["steps"] // 5, self.params["steps"] * 3 // 5)
-        self.done = False
+        self.left = list(range(len(self.before)))
+        middle = range(self.params["steps"] // 10, self.params["steps"] * 7 // 10)
+        self.moments = sorted(self.random.sample(middle, len(self.plan)))
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.done or batch < self.at or batch > self.params["steps"] * 4 // 5 or not self.plan:
+        if not self.moments or batch < self.moments[0]:
             return
-        if batch % 10 == 0 and self.all_take_part():
-            self.done = True
-            delay = self.random.uniform(0.0, 0.01)  # so that a kill meets every part of a round
-            who = [0, 1] if self.plan.pop(0) == "all" else [self.random.randrange(2)]
-            self.thread = threading.Thread(target=self.strike, args=(delay, who, batch))
-            self.thread.start()
+        untouched = len(self.left) == len(self.before)
+        if untouched and not self.all_take_part():
+            self.moments = []  # some other epoch
+            return
+        self.moments.pop(0)
+        victims = list(self.left)
+        if self.plan.pop(0) == "one":
+            victims = [self.random.choice(victims)]
+        self.left = [m for m in self.left if m not in victims]
+        delay = self.random.uniform(0.0, 0.01)  # so that a kill meets every part of a round
+        self.threads.append(threading.Thread(target=self.strike, args=(delay, victims, batch)))
+        self.threads[-1].start()
 
-    def strike(self, delay, who, batch):
+    def strike(self, delay, victims, batch):
         time.sleep(delay)
-        self.killed.append([self.epoch, batch, kill(who)])
+        self.killed.append([self.epoch, batch, kill(victims)])
 
     def on_epoch_end(self, epoch, logs=None):
-        if self.thread:
-            self.thread.join()
+        for thread in self.threads:
+            thread.join()
         self.epochs = epoch + 1
-        ready = not self.plan and self.all_take_part() and not self.done
-        self.model.stop_training = ready or time.monotonic() > self.deadline
+        untouched = len(self.left) == len(self.before)
+        self.came_back = not self.plan and untouched and self.all_take_part()
+        self.model.stop_training = self.came_back or time.monotonic() > self.deadline
 
 
-def integers(variable, factor=1):
-    values = factor * np.asarray(variable.numpy(), "float64").ravel()
-    whole = np.rint(values).astype(int)
-    return whole.tolist() if (values == whole).all() else values.tolist()
+def tally(variable, factor=1):
+    """Value -> how many elements of the variable have it."""
+    values, counts = np.unique(factor * variable.numpy().astype("float64"), return_counts=True)
+    return [[float(v), int(n)] for v, n in zip(values, counts, strict=True)]
 
 
 def books(shard):
@@ -141,14 +152,15 @@ def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd
     killer = Killer(strategy, kills, seed)
     model.fit(x, x, batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[killer])
     ledger, layer = strategy.ledger(), model.layers[0]
-    slots = {}
-    for variable in model.optimizer.variables:
-        for name in ("sparse", "dense", "every"):
-            if variable.path.endswith(f"{name}_momentum"):
-                slots[name] = integers(variable, 1 if name == "every" else BATCH)
+    slots = {
+        v.path.rsplit("_", 2)[-2]: v for v in model.optimizer.variables if "momentum" in v.path
+    }
+    weights = {name: getattr(layer, name) for name in ("sparse", "dense", "every")}
+    counters = slots or weights  # a momentum of 1 is the count, and its weight sums that
     return {
         "epochs": killer.epochs,
         "killed": killer.killed,
+        "came_back": killer.came_back,
         "steps": strategy.steps,
         "updates": strategy.updates,
         "iterations": int(model.optimizer.iterations),
@@ -159,11 +171,10 @@ def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd
         "cut_off": ledger.cut_off,
         "staleness_count": strategy.staleness().count,
         "shards": [books(shard) for shard in ledger.shards],
-        "place": {n: shard_of(getattr(layer, n)) for n in ("sparse", "dense", "every")},
-        "sparse": integers(layer.sparse, BATCH),
-        "dense": integers(layer.dense, BATCH),
-        "every": integers(layer.every)[0],
-        "slots": slots,
+        "place": {name: shard_of(weight) for name, weight in weights.items()},
+        "times": {name: tally(counters[name], BATCH) for name in ("sparse", "dense")},
+        "batches": float(counters["every"].numpy()[0]),
+        "every": float(layer.every.numpy()[0]),
     }
 
 
