@@ -131,6 +131,30 @@ def test_an_endless_generator(frozen):
     assert history["id_count"] == [88, 88]
 
 
+def test_one_distributed_dataset_in_fit_and_evaluate(frozen):
+    """`fit` trains on it each time it goes through it, `evaluate` does not."""
+    strategy, model = frozen
+    x, y = helpers.regression(EXAMPLES)
+    dataset = strategy.distribute_datasets_from_function(
+        lambda context: (
+            tf.data.Dataset.from_tensor_slices((x, y))
+            .shard(context.num_input_pipelines, context.input_pipeline_id)
+            .batch(BATCH)
+        )
+    )
+    history, ids, steps = fit(frozen, x=dataset, epochs=2)
+    np.testing.assert_array_equal(ids, np.repeat(np.arange(EXAMPLES), 2))
+    assert steps == 2 * dataset.cardinality
+    want = errors(x, y, model).mean()
+    np.testing.assert_allclose(history["loss"], [want] * 2, rtol=1e-5)
+    before = strategy.steps
+    got = model.evaluate(dataset, verbose=0, return_dict=True)
+    assert strategy.steps == before
+    np.testing.assert_allclose(got["loss"], want, rtol=1e-5)
+    assert not len(model.get_layer("ids").ids.take())
+    assert fit(frozen, x=dataset)[2] == dataset.cardinality
+
+
 def test_sample_weight(frozen):
     """Keras divides a batch's weighted sum by its size: so does the whole epoch's mean."""
     x, y = helpers.regression(EXAMPLES)

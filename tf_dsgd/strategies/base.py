@@ -341,7 +341,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         except tf.errors.OpError:
             self.engine.settle()  # the batches before the one that failed
             raise
-        program = iterator.dataset.program
+        program = iterator.program
         if program is not None:
             if not iterator.stream.make_ready():
                 return False
@@ -367,9 +367,8 @@ class DistributedStrategy(tf.distribute.Strategy):
             used = [p for p in self._programs if p.was_run()]
             if used and iterator.stream.make_ready():
                 if used[0].of_keras:
-                    # Nobody but `fit` has this dataset: from now on a token is a step.
-                    iterator.dataset.program = used[0]
-                    iterator.train(taken=1)
+                    # Nobody but `fit` has this iterator: from now on a token is a step.
+                    iterator.train(used[0])
                 self._hand_out(iterator, used[0])
 
     def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:

@@ -245,22 +245,18 @@ class TokenIterator:
         self.dataset = dataset
         self.stream = Stream(dataset.dataset, dataset.pull)
         self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
-        if dataset.program is not None:
-            self.train()
+        self.program: Any = None
+        """The training program of `fit` that these batches go to, once known."""
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
 
-    def train(self, taken: int = 0) -> None:
-        """Called when these batches are known to be `fit`'s: workers may make them themselves.
-
-        Args:
-            taken: tokens given before.
-        """
+    def train(self, program: Any) -> None:
+        """Called when the first token was used in `fit`: workers may make the batches then."""
+        self.program = program
         if self.dataset.source is not None:
             self.stream.pipelines = self.dataset.source.start()
-            for _ in range(taken):
-                self.stream.pipelines.take()
+            self.stream.pipelines.take()
 
     def __iter__(self) -> Iterator[Token]:
         # Keras calls `iter` on an iterator before every step.
@@ -315,8 +311,6 @@ class TokenDataset(_tf.DistributedDataset):
         self._strategy = weakref.ref(strategy)
         self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
-        self.program: Any = None
-        """The training program of `fit` that these batches go to, once known."""
 
     @property
     def strategy(self) -> Any:

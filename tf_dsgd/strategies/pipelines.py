@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-
 # More than this in arrays is no recipe for data any more, but data.
 _MOST_CONSTANT_BYTES = 16 << 20
 
