@@ -140,7 +140,8 @@ class ClusterEngine(ThreadsEngine):
         drawn = tf.raw_ops.QueueDequeueManyV2(
             handle=self._stream.queue, n=fresh, component_types=[tf.variant]
         )[0]
-        return tf.concat([tf.stack(again), drawn], 0) if again else drawn
+        # TensorFlow joins variants by stacking only.
+        return tf.stack([*again, *tf.unstack(drawn)]) if again else drawn
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         if self.exchange.waits_for_version:

@@ -262,12 +262,16 @@ class TokenIterator:
         # Keras calls `iter` on an iterator before every step.
         return _Steps(self)
 
+    def get_next_as_optional(self) -> Any:
+        """What AutoGraph makes of a loop over a distributed dataset inside a `tf.function`."""
+        raise RuntimeError(
+            "A distributed dataset cannot be iterated over inside a tf.function: batches are "
+            "handed out from Python. Loop outside, and call the tf.function with each batch."
+        )
+
     def __next__(self) -> Token:
         if not tf.executing_eagerly():
-            raise RuntimeError(
-                "A distributed dataset cannot be iterated over inside a tf.function: batches are "
-                "handed out from Python. Loop outside, and call the tf.function with each batch."
-            )
+            self.get_next_as_optional()
         if not self.dataset.strategy.next_token(self):
             raise StopIteration
         return self._token
