@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def launched(*options, script=TRAIN, program=FILE, **arguments):
 
 def log(process):
     return "\n".join(line for line in process.lines if not NOISE.search(line))
+
+
+def rest(process):
+    """Everything that it said until now."""
+    with contextlib.suppress(AssertionError):
+        process.line_with("\0", 0.2)  # reads all lines
+    return log(process)
 
 
 def said(process, text, seconds=processes.START_SECONDS):
@@ -90,11 +98,21 @@ def stop(process):
     return report(process, "DONE")
 
 
+def exit_of(process, seconds):
+    """The exit code and the seconds it took; fails with what is left and what it said."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        here = [" ".join(each.cmdline()[1:4]) for each in process.descendants()]
+        text = rest(process)
+        raise AssertionError(f"still there after {seconds} s, with {here}: {text}") from None
+
+
 def ended(process, seconds):
-    """The exit code and the seconds; fails if a process of the family is left."""
+    """As `exit_of`; fails also if a process of the family is left."""
     family = process.descendants()
     assert family, "the test looked too late"
-    result = process.wait(seconds)
+    result = exit_of(process, seconds)
     assert not processes.gone(family, 5.0), log(process)
     return result
 
@@ -166,7 +184,7 @@ def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
             assert_each_example_once_an_epoch(fit, got)
             assert_ledger_balances(fit, got)
             assert got["came_back"], log(process)
-        code, _ = process.wait(30.0)
+        code, _ = exit_of(process, 30.0)
     assert code == 0, log(process)
 
 
@@ -194,7 +212,7 @@ def test_training_goes_on_and_the_lost_worker_comes_back():
 def test_workers_are_lost_while_nothing_trains():
     script = str(SCRIPTS / "lose_and_go_on.py")
     with launched("--workers", "4", script=script) as process:
-        code, _ = process.wait(90.0)
+        code, _ = exit_of(process, 90.0)
     assert code == 0, log(process)
     stages = [line.removeprefix("STAGE ") for line in process.lines if line.startswith("STAGE")]
     assert stages == [
@@ -247,7 +265,7 @@ def test_a_lost_ps_ends_training_and_starting_again_resumes(tmp_path):
     with launched(*options, **arguments) as process:
         assert said(process, "EPOCH") == "EPOCH 2"
         got = report(process, "DONE")
-        assert process.wait(20.0)[0] == 0, log(process)
+        assert exit_of(process, 20.0)[0] == 0, log(process)
     assert got == {"epochs": 4, "steps": 2000, "sparse": [4], "dense": [4]}
 
 
@@ -318,14 +336,14 @@ def test_tasks_come_late_and_outlive_the_chief():
         second = start("chief", 0, *script)
         steps_where(second, lambda s: min(s) > 50, processes.START_SECONDS)
         got = stop(second)
-        assert second.wait(20.0)[0] == 0, log(second)
+        assert exit_of(second, 20.0)[0] == 0, log(second)
         assert got["sparse"] == got["dense"] == [got["epochs"]]
         assert got["steps"] == 500 * got["epochs"]
 
         for role, server in servers.items():
             assert server.popen.poll() is None, log(server)
             server.send(signal.SIGTERM)
-            code, seconds = server.wait(10.0)
+            code, seconds = exit_of(server, 10.0)
             assert code == 0, log(server)
             assert seconds < 5.0
             own = [line for line in server.lines if not NOISE.search(line)]
@@ -360,7 +378,7 @@ def connecting(*specs, job="chief", index=0, text=None, timeout=600, **jobs):
 def error_of(process, kind, seconds=10.0):
     """The message of the error that the script ends with, and the seconds it took."""
     said(process, "SECONDS", processes.START_SECONDS + seconds)
-    code, _ = process.wait(30.0)  # with TensorFlow, leaving takes a while on a busy machine
+    code, _ = exit_of(process, 30.0)  # with TensorFlow, leaving takes a while on a busy machine
     took = float(said(process, "SECONDS").split()[1])
     assert code == 1, log(process)
     assert f"\n{kind}: " in process.text, log(process)

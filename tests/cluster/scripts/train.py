@@ -4,6 +4,7 @@ Usage: train.py '{"epochs": 3, "steps": 400, ...}'. Lines: FIT, EPOCH n (begins)
 and DONE with what the model counted.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -99,6 +100,7 @@ def main(steps=400, epochs=3, cluster=None, backup=None, interrupt_after=None):
     fit(model, steps, epochs, callbacks)
     done = {"epochs": progress.epochs, "steps": strategy.steps, **counts(model)}
     print("DONE", json.dumps(done), flush=True)
+    faulthandler.dump_traceback_later(15.0)  # what a process that does not end is doing
 
 
 if __name__ == "__main__":

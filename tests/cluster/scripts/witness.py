@@ -3,6 +3,7 @@
 Usage: witness.py '[{"push_every": 4, ...}, ...]', one fit for each; prints a RESULT line for each.
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -182,3 +183,4 @@ if __name__ == "__main__":
     for number, options in enumerate(json.loads(sys.argv[1])):
         print("FIT", number, options, flush=True)
         print("RESULT", json.dumps(train(**options)), flush=True)
+    faulthandler.dump_traceback_later(15.0)  # what a process that does not end is doing
