@@ -70,7 +70,8 @@ class DownpourStrategy(DistributedStrategy):
       mini-batches.
     - A learning rate that a callback sets at a mini-batch reaches the workers' next fetches and the
       messages that arrive from then on. Several mini-batches are under way at any moment, so which
-      ones it meets differs from run to run; set at the end of an epoch it is exact.
+      ones it meets differs from run to run; set at the end of an epoch it is exact, and so is a
+      schedule (`keras.optimizers.schedules`) at every mini-batch.
     - Clipping: with `push_every` above 1 each mini-batch's gradient is clipped, on the worker;
       otherwise the shard clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
@@ -82,12 +83,14 @@ class DownpourStrategy(DistributedStrategy):
       out are trained on, what is accrued is sent, and every worker's periods start anew with a
       fetch. A callback that reads weights at every batch makes training synchronous.
       The learning rate and `iterations` are read without waiting.
-    - A worker that raises ends `fit` with its error; what the other workers had sent is kept.
-      Workers of `LocalCluster` are threads of this process and are not lost singly.
+    - A worker that raises ends `fit` with its error; what the other workers had sent is kept, and
+      its own unfinished message is counted as refused. Workers of `LocalCluster` are threads of
+      this process and are not lost singly; a worker process of a `TFCluster` may be, see there.
 
     Args:
-        cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.SimulatedCluster`, or None for
-            `LocalCluster()`.
+        cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.TFCluster`, `tf_dsgd.SimulatedCluster`; a
+            `ClusterSpec` or resolver stands for the `TFCluster` of it; None for the cluster of
+            TF_CONFIG if that is set, else `LocalCluster()`.
         push_every: mini-batches between pushes of one worker; at least 1.
         fetch_every: mini-batches between fetches of one worker; at least 1.
         local_rule: what a worker does to its copy between fetches. `"sgd"`: a plain SGD step
@@ -111,7 +114,8 @@ class DownpourStrategy(DistributedStrategy):
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
 
     Deviations from the paper: pushes and fetches are not overlapped with a worker's own computation
-    in this version; the paper's shards are not consistent with each other at a fetch, ours is.
+    in this version; and on one machine there is one shard, so that a fetch is consistent, while the
+    paper's many shards are not consistent with each other (those of a cluster are not, either).
 
     Reference: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 and
     algorithm 1.1 of the appendix.
@@ -174,10 +178,16 @@ def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
 
 
 def _check_scaling(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    # In a graph, as the shard calls it; whatever the user's function raises is shown.
+    traced = tf.function(
+        lambda tau: tf.cast(scaling(tau), tf.float32),
+        autograph=False,
+        input_signature=[tf.TensorSpec([], tf.int64)],
+    )
     for staleness in (0, 1, 1000):
         try:
-            factor = float(scaling(tf.constant(staleness, tf.int64)))
-        except (TypeError, ValueError, tf.errors.OpError) as error:
+            factor = float(traced(tf.constant(staleness, tf.int64)))
+        except Exception as error:
             raise ValueError(
                 "staleness_scaling must be a callable from an int64 scalar tensor, the staleness, "
                 f"to a float scalar. Received: {given!r}, which fails at {staleness}: {error}"
