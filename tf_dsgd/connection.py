@@ -34,6 +34,8 @@ class Connection:
         self.workers = sorted(cluster.workers)
         self.ps = sorted(cluster.ps)
         self.host_device = _HOST
+        if cluster.chief is not None:
+            tasks.check_port(cluster)
         here = self._wait(timeout_seconds)
         self._known = set(here)
         """Workers that TensorFlow was told of."""
@@ -153,18 +155,12 @@ class Connection:
             filters.set_device_filters("worker", index, ["/job:ps", "/job:chief"])
         for index in self.ps:
             filters.set_device_filters("ps", index, ["/job:worker", "/job:chief"])
-        try:
-            tf.config.experimental_connect_to_cluster(
-                self.tasks.cluster_spec(present),
-                job_name="chief",
-                protocol="grpc",
-                cluster_device_filters=filters,
-            )
-        except (tf.errors.UnknownError, tf.errors.InvalidArgumentError) as error:
-            raise OSError(
-                f"The chief cannot listen at {self.tasks.chief}: {error.message}. End the process "
-                "that has the port, or give the chief another one in TF_CONFIG, on all tasks."
-            ) from error
+        tf.config.experimental_connect_to_cluster(
+            self.tasks.cluster_spec(present),
+            job_name="chief",
+            protocol="grpc",
+            cluster_device_filters=filters,
+        )
 
     def _check_version(self, job: str, index: int) -> None:
         import tf_dsgd

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 from typing import Any, NoReturn
@@ -113,7 +112,7 @@ def _start(which: tasks.Tasks) -> tf.distribute.Server:
     else:
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         gpu.configure_by_default()
-    _check_port(which)
+    tasks.check_port(which)
     _tf.answer_remotely(tasks.VERSION_TOKEN, _version)
     try:
         return tf.distribute.Server(
@@ -124,7 +123,7 @@ def _start(which: tasks.Tasks) -> tf.distribute.Server:
             config=config,
         )
     except tf.errors.UnknownError as error:  # "Could not start gRPC server", and nothing else
-        _check_port(which)
+        tasks.check_port(which)
         raise OSError(f"{which.me} could not start: {error.message}.") from None
 
 
@@ -140,22 +139,6 @@ def _threads() -> int:
             f"{THREADS} must be a number of threads, or 0 for one per core. Received: {text!r}."
         )
     return int(text)
-
-
-def _check_port(which: tasks.Tasks) -> None:
-    """Listens on the port for a moment as the server will, on all interfaces."""
-    port = int(which.jobs[str(which.task_type)][which.task_index].rsplit(":", 1)[1])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as error:
-            raise OSError(
-                f"Port {port} cannot be used for {which.me}: {error.strerror}. End the process "
-                f'that has it ("ss -ltnp sport = :{port}" names it), or give the task another port '
-                "in TF_CONFIG, the same on all tasks."
-            ) from None
 
 
 def main() -> NoReturn:

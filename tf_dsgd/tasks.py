@@ -184,6 +184,26 @@ def reachable(address: str, seconds: float) -> bool:
         return False
 
 
+def check_port(which: Tasks) -> None:
+    """Listens for a moment on the port of this process's task, as TensorFlow's server will.
+
+    Raises:
+        OSError: if the port cannot be used, naming the task and the address.
+    """
+    port = int(which.jobs[str(which.task_type)][which.task_index].rsplit(":", 1)[1])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError as error:
+            raise OSError(
+                f"Port {port} cannot be used for {which.me}: {error.strerror}. End the process "
+                f'that has it ("ss -ltnp sport = :{port}" names it), or give the task another port '
+                "in TF_CONFIG, the same on all tasks."
+            ) from None
+
+
 def remote_version(device: str) -> str | None:
     """The version of tf_dsgd in another process of the cluster this process is connected to.
 

@@ -216,12 +216,12 @@ def test_workers_are_lost_while_nothing_trains():
     assert code == 0, log(process)
     stages = [line.removeprefix("STAGE ") for line in process.lines if line.startswith("STAGE")]
     assert stages == [
-        "lost before the model was made {'sparse': [2], 'dense': [2]}",
-        "lost between two fits {'sparse': [4], 'dense': [4]}",
+        "lost before the model was made {'sparse': [2.0], 'dense': [2.0]}",
+        "lost between two fits {'sparse': [4.0], 'dense': [4.0]}",
         "predict [402.]",  # 4 / BATCH of each table, and 400 mini-batches
         "evaluate -402.0",
-        "lost before predict {'sparse': [6], 'dense': [6]}",
-        "a second strategy {'sparse': [2], 'dense': [2]}",
+        "lost before predict {'sparse': [6.0], 'dense': [6.0]}",
+        "a second strategy {'sparse': [2.0], 'dense': [2.0]}",
     ]
 
 
