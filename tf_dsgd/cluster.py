@@ -203,8 +203,9 @@ class TFCluster(Cluster):
 
         workers, ps = len(self._tasks.workers), len(self._tasks.ps)
         say(
-            f"{tf_dsgd.__version__}: {self._tasks.name('chief', 0)} of {workers} worker and {ps} "
-            f"ps tasks (pid {os.getpid()})"
+            f"{self._tasks.name('chief', 0)} of {workers} worker and {ps} ps tasks "
+            f"(pid {os.getpid()})",
+            version=tf_dsgd.__version__,
         )
         gpu.configure_by_default()
         _ = self._connection

@@ -200,9 +200,10 @@ def connect(cluster: tasks.Tasks, timeout_seconds: float) -> Connection:
     return _connection
 
 
-def say(message: str) -> None:
+def say(message: str, version: str = "") -> None:
     """Writes a line for whoever watches the job."""
-    print(f"tf_dsgd: {message}", file=sys.stderr, flush=True)
+    who = f"tf_dsgd {version}" if version else "tf_dsgd"
+    print(f"{who}: {message}", file=sys.stderr, flush=True)
 
 
 def _device(job: str, index: int, kind: str = "CPU") -> str:
