@@ -20,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -40,6 +41,8 @@ class Spec:
     periods: tuple[int, ...] = (1, 20)
     """Of `chief`, one after the other."""
     steps_per_execution: int = 1
+    pipelines: bool = False
+    """Whether workers read the examples from files themselves, as those of the peers do."""
     batch_size: int = 64
     examples: int = 12_800
     epochs: int = 3
@@ -52,15 +55,14 @@ class Spec:
 # -- ours: this process is the chief, and the launcher has started the others ----------------------
 
 
-def timed_fit(strategy, model, x, y, batch_size: int, epochs: int) -> dict:
+def timed_fit(strategy, model, epochs: int, **data) -> dict:
     """Steps applied, seconds, and the processor time of this process, after an untimed epoch."""
-    fit = {"x": x, "y": y, "batch_size": batch_size, "verbose": 0}
     weight = model.trainable_variables[-1]
-    model.fit(**fit)
+    model.fit(**data, verbose=0)
     weight.numpy()
     steps = strategy.steps
     cpu, start = time.process_time(), time.perf_counter()
-    model.fit(**fit, epochs=epochs)
+    model.fit(**data, verbose=0, epochs=epochs)
     weight.numpy()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     steps = strategy.steps - steps
@@ -79,12 +81,46 @@ def downpour(spec: Spec) -> dict:
     import tf_dsgd
 
     strategy = tf_dsgd.DownpourStrategy(push_every=spec.period, fetch_every=spec.period)
-    mlp = contenders.Spec(batch_size=spec.batch_size, examples=spec.examples)
+    mlp = contenders.Spec(
+        batch_size=spec.batch_size,
+        examples=spec.examples,
+        steps_per_execution=spec.steps_per_execution,
+    )
     x, y = contenders.make_data(mlp)
     with strategy.scope():
         model = contenders.build_model(mlp)
-    result = timed_fit(strategy, model, x, y, spec.batch_size, spec.epochs)
+    with tempfile.TemporaryDirectory() as directory:
+        if spec.pipelines:
+            data = {"x": from_files(strategy, x, y, spec.batch_size, directory)}
+        else:
+            data = {"x": x, "y": y, "batch_size": spec.batch_size}
+        result = timed_fit(strategy, model, spec.epochs, **data)
     return {**result, "workers": strategy.num_workers}
+
+
+def from_files(strategy, x, y, batch_size: int, directory: str):
+    """The examples as a dataset that each worker reads from a file of its own."""
+    import numpy as np
+    import tensorflow as tf
+
+    records = np.concatenate([x, y.astype(np.int64)[:, None].view(np.float32)], axis=1)
+    for worker in range(strategy.num_workers):
+        mine = records[worker :: strategy.num_workers]
+        mine.tofile(os.path.join(directory, f"{worker}.bin"))
+    sizes = [len(records[w :: strategy.num_workers]) for w in range(strategy.num_workers)]
+
+    def decode(batch):
+        numbers = tf.io.decode_raw(batch, tf.float32)
+        return numbers[:, :-2], tf.bitcast(numbers[:, -2:], tf.int64)
+
+    def dataset_fn(context):
+        worker = context.input_pipeline_id
+        path = os.path.join(directory, f"{worker}.bin")
+        dataset = tf.data.FixedLengthRecordDataset(path, 4 * records.shape[1])
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(sizes[worker]))
+        return dataset.shuffle(1024).batch(batch_size).map(decode)
+
+    return strategy.distribute_datasets_from_function(dataset_fn)
 
 
 def chief(spec: Spec) -> dict:
@@ -103,7 +139,8 @@ def chief(spec: Spec) -> dict:
         with strategy.scope():
             model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(1e-4), "mse")
-        results[period] = timed_fit(strategy, model, x, y, spec.batch_size, spec.epochs)
+        data = {"x": x, "y": y, "batch_size": spec.batch_size}
+        results[period] = timed_fit(strategy, model, spec.epochs, **data)
     return {"periods": results, "workers": strategy.num_workers}
 
 

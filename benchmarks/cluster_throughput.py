@@ -28,6 +28,9 @@ TIMEOUT_SECONDS = 600.0
 
 PLAIN = "plain fit, one process"
 EVERY_STEP, EVERY_20 = "Downpour, periods of 1", "Downpour, periods of 20"
+EXECUTION_20 = "Downpour, periods of 20, steps_per_execution=20"
+PIPELINES_20 = "Downpour, periods of 20, steps_per_execution=20, workers read files"
+PIPELINES_1 = "Downpour, periods of 1, steps_per_execution=20, workers read files"
 PSS_1 = "tf_keras ParameterServerStrategy, steps_per_execution=1"
 PSS_20 = "tf_keras ParameterServerStrategy, steps_per_execution=20"
 AVERAGING = "PyTorch, averaging every 20"
@@ -122,9 +125,16 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
     contenders = {
         **peer(AVERAGING, "torch", kind="averaging", period=20),
         EVERY_20: launched(2, kind="downpour", period=20, **common),
+        EXECUTION_20: launched(2, kind="downpour", period=20, steps_per_execution=20, **common),
+        PIPELINES_20: launched(
+            2, kind="downpour", period=20, steps_per_execution=20, pipelines=True, **common
+        ),
         **peer(PSS_20, "tf_keras", kind="parameter_server", steps_per_execution=20),
         **peer(PSS_1, "tf_keras", kind="parameter_server", steps_per_execution=1),
         EVERY_STEP: launched(2, kind="downpour", period=1, **common),
+        PIPELINES_1: launched(
+            2, kind="downpour", period=1, steps_per_execution=20, pipelines=True, **common
+        ),
         PLAIN: Contender({"kind": "keras", **common}, program="contenders.py"),
         **peer(DDP, "torch", kind="ddp"),
     }
@@ -166,11 +176,15 @@ def aims_table(results: Results) -> str:
         return [outcome["steps_per_second"] for outcome in results.get(name, [])]
 
     better = [max(pair) for pair in zip(speeds(PSS_1), speeds(PSS_20), strict=True)]
+    best_pss = "tf_keras ParameterServerStrategy at its better setting"
     pairs = [
-        (EVERY_20, "tf_keras ParameterServerStrategy at its better setting", better, 4.0),
-        (EVERY_20, AVERAGING, speeds(AVERAGING), 1.0),
-        (EVERY_20, DDP, speeds(DDP), None),
-        (EVERY_STEP, PSS_1, speeds(PSS_1), 1.0),
+        *((ours, best_pss, better, 4.0) for ours in (EVERY_20, EXECUTION_20, PIPELINES_20)),
+        *(
+            (ours, AVERAGING, speeds(AVERAGING), 1.0)
+            for ours in (EVERY_20, EXECUTION_20, PIPELINES_20)
+        ),
+        (PIPELINES_20, DDP, speeds(DDP), None),
+        *((ours, PSS_1, speeds(PSS_1), 1.0) for ours in (EVERY_STEP, PIPELINES_1)),
     ]
     rows = [
         [

@@ -311,3 +311,11 @@ def python_env(**env):
     """The environment of such an interpreter."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path, **env}
+
+
+def packed(strategy, arrays, batch_size):
+    """Mini-batches as they are sent to a worker process for one round."""
+    batches = tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+    iterator = iter(batches)
+    variants = [tf.nest.flatten(iterator.get_next_as_optional(), True)[0] for _ in batches]
+    return strategy.engine.program.step.packing.pack(tf.stack(variants))

@@ -36,6 +36,9 @@ class Connection:
         self.host_device = _HOST
         if cluster.chief is not None:
             tasks.check_port(cluster)
+            doubts = tasks.doubts_about_own_host(cluster)
+            if doubts:
+                say(doubts)
         here = self._wait(timeout_seconds)
         self._known = set(here)
         """Workers that TensorFlow was told of."""
@@ -172,10 +175,14 @@ class Connection:
                 self.tasks.name(job, index),
             )
         elif theirs != tf_dsgd.__version__:
-            raise RuntimeError(
+            raise UnequalVersions(
                 f"{self.tasks.name(job, index)} runs tf_dsgd {theirs}, the chief "
                 f"{tf_dsgd.__version__}. Install one version on all tasks and restart them."
             )
+
+
+class UnequalVersions(RuntimeError):
+    """A task runs another version of the package than the chief."""
 
 
 _connection: Connection | None = None

@@ -113,6 +113,9 @@ def _start(which: tasks.Tasks) -> tf.distribute.Server:
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
         gpu.configure_by_default()
     tasks.check_port(which)
+    doubts = tasks.doubts_about_own_host(which)
+    if doubts:
+        print(f"tf_dsgd: {doubts}", file=sys.stderr, flush=True)
     _tf.answer_remotely(tasks.VERSION_TOKEN, _version)
     try:
         return tf.distribute.Server(

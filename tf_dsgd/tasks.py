@@ -204,6 +204,29 @@ def check_port(which: Tasks) -> None:
             ) from None
 
 
+def doubts_about_own_host(which: Tasks) -> str | None:
+    """Why others may not find this process at its task's address; None if all seems well.
+
+    Only a doubt: behind a service of Kubernetes, say, a task does not have its own address.
+    """
+    host = which.jobs[str(which.task_type)][which.task_index].rsplit(":", 1)[0]
+    try:
+        family, *_, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        reason = f"its host {host!r} cannot be resolved here ({error.strerror})"
+    else:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(place)
+                return None
+            except OSError:
+                reason = f"{host!r} is no address of this machine"
+    return (
+        f"{which.me}: {reason}. Unless the others reach this process by it all the same, correct "
+        "it in TF_CONFIG, on all tasks"
+    )
+
+
 def remote_version(device: str) -> str | None:
     """The version of tf_dsgd in another process of the cluster this process is connected to.
 

@@ -240,3 +240,23 @@ def test_reachable():
         assert tasks.reachable(address, 5.0)
     assert not tasks.reachable(address, 5.0)
     assert not tasks.reachable("no-such-host.invalid:1", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("not.a.host.invalid", ["'not.a.host.invalid'", "cannot be resolved here"]),
+        ("192.0.2.1", ["'192.0.2.1'", "no address of this machine"]),  # RFC 5737: nobody's
+        ("127.0.0.1", []),
+        ("localhost", []),
+        ("[::1]", []),
+    ],
+)
+def test_an_own_address_that_others_may_not_find(host, words, monkeypatch):
+    if ":" in host and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    monkeypatch.setenv("TF_CONFIG", worker(f"{host}:2222"))
+    doubts = tasks.doubts_about_own_host(tasks.from_tf_config())
+    assert (doubts is None) == (not words)
+    for word in [*words, "worker 1", "TF_CONFIG"] if words else []:
+        assert word in doubts

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.connection import Connection, say
+from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.base import WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
@@ -49,6 +49,8 @@ class ClusterEngine(ThreadsEngine):
         """Workers that are not there, and since when."""
         store = Store(connection.worker_devices(), len(connection.ps), present, self._worker_failed)
         super().__init__(store, exchange)
+        self._unwelcome: set[int] = set()
+        """Workers that are there, and may not join."""
         self._held: list[list[Any]] = [[] for _ in self.workers]
         """Batches that each worker has taken since its last message was applied."""
         self._applied = [0] * self.num_workers
@@ -261,7 +263,9 @@ class ClusterEngine(ThreadsEngine):
         """Lets workers join that came, or came back; ends a wait that is in vain."""
         self._looked = now = time.monotonic()
         for m in list(self._lost):
-            if self._connection.worker_listens(m):
+            if not self._connection.worker_listens(m):
+                self._unwelcome.discard(m)
+            elif m not in self._unwelcome:
                 self._welcome(m)
         if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
             names = ", ".join(self._connection.worker_name(m) for m in self._lost)
@@ -280,6 +284,10 @@ class ClusterEngine(ThreadsEngine):
             self._connection.join(m)
             with tf.device(self._connection.host_device):
                 self.store.renew(m, self.store.incarnations[m], self._applied[m])
+        except UnequalVersions as error:  # the others go on; it is not asked again until it ends
+            self._unwelcome.add(m)
+            say(f"{error} It takes no part until then.")
+            return
         except tf.errors.OpError as error:  # gone again: it is looked for once more
             say(f"{self._connection.worker_name(m)} could not join: {error.message}")
             return
@@ -314,7 +322,8 @@ class ClusterEngine(ThreadsEngine):
             return
         program, outputs = latest
         try:
-            values = [output.numpy() for output in outputs]
+            with tf.device(self._connection.host_device):
+                values = program.unbundle([tf.identity(output) for output in outputs])
         except tf.errors.OpError:
             return  # the worker is gone, and its outputs with it
         for variable, value in zip(program.logs, values, strict=True):

@@ -12,6 +12,8 @@ and where batches are sent to workers in other processes:
     work_on(*batches)         worker   local steps on these batches
     round_on(*batches)        both     fetch + local steps + push, in one call
 
+The last two give the last step's outputs in a bundle, for `unbundle`.
+
 Each is traced once, with one worker's variables, and bound to every worker. What runs on a shard
 runs under its lock.
 """
@@ -28,6 +30,7 @@ import tensorflow as tf
 from tf_dsgd import _tf, arithmetic
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import (
@@ -219,6 +222,7 @@ class Program:
             )
             for spec in step.outputs
         ]
+        self._outputs = Bundle.of(step.outputs)
         self._base = [
             store.cell(
                 ("base", _tf.unique_id(v)),
@@ -327,12 +331,18 @@ class Program:
             tensors = [self._for_wire(tensor) for tensor in tensors]
             changes = [message[count + j] for j in self._merged_of(shard.index)]
             structure = [header, tensors, changes]
+            flat = tf.nest.flatten(structure, expand_composites=True)
+            bundle = shard.bundle(flat)
 
             def body(
-                flat: Any, shard: Shard = shard, structure: Any = structure, dtypes: Any = dtypes
+                sent: Any,
+                shard: Shard = shard,
+                bundle: Bundle = bundle,
+                structure: Any = structure,
+                dtypes: Any = dtypes,
             ) -> tf.Tensor:
                 header, tensors, changes = tf.nest.pack_sequence_as(
-                    structure, flat, expand_composites=True
+                    structure, bundle.unpack(sent), expand_composites=True
                 )
                 tensors = [arithmetic.cast(t, d) for t, d in zip(tensors, dtypes, strict=True)]
                 return shard.receive(
@@ -340,8 +350,7 @@ class Program:
                     lambda staleness: self._apply(shard, header, staleness, tensors, changes),
                 )
 
-            flat = tf.nest.flatten(structure, expand_composites=True)
-            fresh.append(shard.locked(flat, body))
+            fresh.append(shard.locked(bundle.pack(flat), body))
         return fresh[0] if len(fresh) == 1 else tf.reduce_all(tf.stack(fresh))
 
     def _for_wire(self, value: Gradient) -> Gradient:
@@ -389,8 +398,9 @@ class Program:
             if self._fetches_rows(i)
         }
         given = [worker, {i: tf.cast(r, tf.int64) for i, r in unsent.items() if r is not None}]
+        read: list[Any] = []
 
-        def body(flat: Any) -> _Fetched:
+        def body(flat: Any) -> list[tf.Tensor]:
             worker, unsent = tf.nest.pack_sequence_as(given, flat)
             values: list[Gradient] = [
                 self._changed_rows(i, worker, unsent.get(i))
@@ -402,7 +412,7 @@ class Program:
                 shard.index,
                 lambda: self.algorithm.server.fetched(self._views[shard.index], worker),
             )
-            return (
+            fetched: _Fetched = (
                 [self._for_wire(value) for value in values],
                 list(extras),
                 [
@@ -416,8 +426,14 @@ class Program:
                 ],
                 shard.version.read_value(),
             )
+            flat = tf.nest.flatten(fetched, expand_composites=True)
+            bundle = shard.bundle(flat)
+            read[:] = fetched, bundle
+            return bundle.pack(flat)
 
-        return shard.locked(tf.nest.flatten(given), body)
+        sent = shard.locked(tf.nest.flatten(given), body)
+        structure, bundle = read
+        return tf.nest.pack_sequence_as(structure, bundle.unpack(sent), expand_composites=True)
 
     def _fetches_rows(self, i: int) -> bool:
         return i in self.row_logs and not self.step.rewrites(self.step.weights[i])
@@ -485,7 +501,7 @@ class Program:
 
     def _work_on(self, *packed: tf.Tensor) -> list[tf.Tensor]:
         steps, batch = self.step.packing.unpack(packed)
-        return self._work(steps, batch)
+        return self._outputs.pack(self._work(steps, batch))
 
     @functools.cached_property
     def round_on(self) -> list[_tf.BoundFunction]:
@@ -522,7 +538,11 @@ class Program:
         return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
 
     def _work_from(self, iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
-        return self._work(steps, lambda _: iterator.get_next())
+        return self._outputs.pack(self._work(steps, lambda _: iterator.get_next()))
+
+    def unbundle(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The outputs of a step, from what `round_on` and its like gave; call it on the host."""
+        return self._outputs.unpack(outputs)
 
     @functools.cached_property
     def collect(self) -> list[_tf.BoundFunction]:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.engine.bundles import Bundle
 
 T = TypeVar("T")
 
@@ -146,6 +147,10 @@ class Shard:
                 self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
 
     # -- traced -----------------------------------------------------------------------------
+
+    def bundle(self, tensors: Sequence[tf.Tensor]) -> Bundle:
+        """How tensors travel between this shard and a worker."""
+        return Bundle.of(tensors) if self._mutex is not None else Bundle(len(tensors), ())
 
     def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:
         """Traces `body(arrived)` on the shard's device, under its lock.

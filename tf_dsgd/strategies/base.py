@@ -466,12 +466,18 @@ class _FitProgram:
         self._seen = 0
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
         self.of_keras = is_train_step(fn)
+        self._model = getattr(fn, "__self__", None) if self.of_keras else None
         self.shows_own_logs = self.of_keras and step.shows_own_logs
 
     def step_of_chief(self) -> Any:
         """Counts that a step was run, and shows the latest outputs of a worker."""
         self._runs.assign_add(1, read_value=False)
         return self._step.pack([log.read_value() for log in self.program.logs])
+
+    @property
+    def steps_per_execution(self) -> int:
+        """As the model says now: Keras may tune it."""
+        return 1 if self._model is None else int(self._model.steps_per_execution)
 
     def mark(self) -> None:
         """`was_run` is about what comes after this."""

@@ -278,16 +278,25 @@ class TokenIterator:
 
 
 class _Steps:
-    """Tokens of one `iter(iterator)`: Keras wants `OutOfRangeError` when there is none at all."""
+    """Tokens of one `iter(iterator)`: Keras wants `OutOfRangeError` when there is none at all.
+
+    Keras makes `steps_per_execution` calls of its step with as many tokens. Once the iterator is
+    known to be `fit`'s, those calls would do nothing but show the latest logs, so one token stands
+    for all of them.
+    """
 
     def __init__(self, iterator: TokenIterator):
         self._iterator = iterator
         self._begun = False
+        program = iterator.program
+        self._at_once = None if program is None else program.steps_per_execution
 
     def __iter__(self) -> Iterator[Token]:
         return self
 
     def __next__(self) -> Token:
+        if self._begun and self._at_once:
+            raise StopIteration
         try:
             token = next(self._iterator)
         except StopIteration:
@@ -295,6 +304,9 @@ class _Steps:
                 raise
             raise tf.errors.OutOfRangeError(None, None, "End of the data.") from None
         self._begun = True
+        for _ in range((self._at_once or 1) - 1):
+            if next(self._iterator, None) is None:
+                break
         return token
 
 

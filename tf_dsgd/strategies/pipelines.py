@@ -39,6 +39,11 @@ class Source:
     """
 
     def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], num_pipelines: int):
+        if not callable(dataset_fn):
+            raise TypeError(
+                "dataset_fn must be a function from a tf.distribute.InputContext to a "
+                f"tf.data.Dataset of mini-batches. Received: {dataset_fn!r}."
+            )
         self._dataset_fn = dataset_fn
         datasets = [self._make(p, num_pipelines) for p in range(num_pipelines)]
         self._num_pipelines = num_pipelines
