@@ -9,7 +9,8 @@ model.fit(x, y, batch_size=64, epochs=5)
 
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing
 from tf_dsgd import callbacks, gpu, optimizers
-from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
 from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 
@@ -20,8 +21,11 @@ __all__ = [
     "Exponential",
     "LocalCluster",
     "LocalSGD",
+    "LogNormal",
+    "Pareto",
     "SimulatedCluster",
     "Simulation",
+    "Straggler",
     "TFCluster",
     "callbacks",
     "gpu",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -14,6 +13,7 @@ from absl import logging
 from tf_dsgd import _tf, gpu, tasks
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, connect, say
+from tf_dsgd.delays import delays
 from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine import simulator
 from tf_dsgd.engine.base import Engine
@@ -240,25 +240,6 @@ def _tasks(resolver: Any) -> tasks.Tasks:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Exponential:
-    """An exponentially distributed delay, drawn anew each time.
-
-    Args:
-        mean_seconds: the mean, in virtual seconds; at least 0.
-
-    Example:
-
-    >>> tf_dsgd.Exponential(0.1)
-    Exponential(mean_seconds=0.1)
-    """
-
-    mean_seconds: float
-
-    def __post_init__(self) -> None:
-        _seconds("mean_seconds", self.mean_seconds)
-
-
 class SimulatedCluster(Cluster):
     """Workers that take turns on a virtual clock: the same run every time.
 
@@ -274,8 +255,9 @@ class SimulatedCluster(Cluster):
 
     Args:
         num_workers: number of workers, at least 1; a thousand are fine for a small model.
-        compute_seconds: virtual time of one mini-batch: a number, `tf_dsgd.Exponential(mean)`, or
-            a sequence of these, one per worker.
+        compute_seconds: virtual time of one mini-batch: a number, `tf_dsgd.Exponential(mean)`,
+            `tf_dsgd.LogNormal`, `tf_dsgd.Pareto`, `tf_dsgd.Straggler`, or a sequence of these, one
+            per worker.
         network_seconds: virtual time of a message one way, likewise.
         seed: integer; seeds the delays, and nothing else.
         schedule: who fetches, steps and sends in which order, in place of delays and of what the
@@ -332,8 +314,8 @@ class SimulatedCluster(Cluster):
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
             f"network_seconds={network_seconds}, seed={seed})"
         )
-        self._compute = _delays("compute_seconds", compute_seconds, num_workers)
-        self._network = _delays("network_seconds", network_seconds, num_workers)
+        self._compute = delays("compute_seconds", compute_seconds, num_workers)
+        self._network = delays("network_seconds", network_seconds, num_workers)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0. Received: {seed!r}.")
         self._seed = seed
@@ -362,32 +344,6 @@ class SimulatedCluster(Cluster):
             self._network,
             self._seed,
         )
-
-
-def _delays(name: str, value: Any, num_workers: int) -> list[simulator.Delay]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != num_workers:
-            raise ValueError(
-                f"{name} has one entry per worker or is one number. Received: {len(value)} entries "
-                f"for {num_workers} workers."
-            )
-        return [_delay(f"{name}[{m}]", v) for m, v in enumerate(value)]
-    return [_delay(name, value)] * num_workers
-
-
-def _delay(name: str, value: Any) -> simulator.Delay:
-    if isinstance(value, Exponential):
-        return simulator.exponential(value.mean_seconds)
-    return simulator.constant(_seconds(name, value))
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError(
-            f"{name} must be a number of virtual seconds of at least 0, or tf_dsgd.Exponential "
-            f"(mean). Received: {value!r}."
-        )
-    return float(value)
 
 
 def positive_int(name: str, value: Any, alternative: str = "") -> int:

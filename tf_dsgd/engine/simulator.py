@@ -16,17 +16,16 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.delays import Delay
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
-
-Delay = Callable[[np.random.Generator], float]
 
 
 @dataclasses.dataclass(order=True)
@@ -165,9 +164,12 @@ class SimulatorEngine(Engine):
         time = self.now
         if worker.fetch_next:
             program.fetch[m]()
-            time += self._network[m](random)
+            time += self._network[m].draw(random, time)
         program.work[m](steps_tensor(steps), self._stream.queue)
-        time += sum(self._compute[m](random) for _ in range(steps))
+        spent = 0.0
+        for _ in range(steps):
+            spent += self._compute[m].draw(random, time + spent)
+        time += spent
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         if self.exchange.push_due(worker.step):
             self._send(worker, time)
@@ -177,7 +179,8 @@ class SimulatorEngine(Engine):
     def _send(self, worker: WorkerState, time: float) -> None:
         message = self.program.collect[worker.index]()
         worker.unsent = 0
-        self._put(time + self._network[worker.index](self._random[worker.index]), worker, message)
+        m = worker.index
+        self._put(time + self._network[m].draw(self._random[m], time), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
@@ -188,13 +191,3 @@ class SimulatorEngine(Engine):
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
-
-
-def constant(seconds: float) -> Delay:
-    """Always the same delay."""
-    return lambda _: seconds
-
-
-def exponential(mean_seconds: float) -> Delay:
-    """An exponentially distributed delay."""
-    return lambda random: float(random.exponential(mean_seconds))
