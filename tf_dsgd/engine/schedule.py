@@ -155,14 +155,11 @@ class Recorder:
         self.entries.append((worker, "step", tuple(taken[:steps])))
         del taken[:steps]
 
-    def pushed(self, worker: int) -> None:
-        """Called inside the shard's lock."""
-        self.entries.append((worker, "push", ()))
-
-    def flushed(self, worker: int) -> None:
-        """Called inside the shard's lock, while workers go on; not at a drain."""
-        self.entries.append((worker, "flush"))
-
-    def fetched(self, worker: int, version: Any) -> None:
-        """Called inside the shard's lock."""
-        self.entries.append((worker, "fetch", int(version)))
+    def note(self, worker: int, action: str, version: Any = None) -> None:
+        """A fetch, a push or a flush; called inside the shard's lock."""
+        if action == "fetch":
+            self.entries.append((worker, action, int(version)))
+        elif action == "push":
+            self.entries.append((worker, action, ()))
+        else:
+            self.entries.append((worker, action))

@@ -79,16 +79,17 @@ class ScheduledEngine(Engine):
         return entry.action == "push" and not entry.batches
 
     def _check_done(self) -> None:
-        if self._used < self._granted:
-            waiting = self._schedule[self._next]
-            self._fail(
-                ValueError(
-                    f"schedule[{self._next}], {_shown(waiting)}, needs mini-batch "
-                    f"{self._needs[self._next] - 1}; but all that were handed out, "
-                    f"{self._granted}, must be used at this point, where training pauses (the end "
-                    "of an epoch, or a callback that reads weights)."
-                )
+        if self._used == self._granted:
+            return
+        place = next(i for i in range(self._next, len(self._schedule)) if self._schedule[i].batches)
+        self._fail(
+            ValueError(
+                f"schedule[{place}], {_shown(self._schedule[place])}, needs mini-batch "
+                f"{self._needs[place] - 1}; but only {self._granted} were handed out, and all of "
+                "them must be used at this point, where training pauses (the end of an epoch, or "
+                "a callback that reads weights)."
             )
+        )
 
     def _play(self) -> None:
         """One entry."""

@@ -40,6 +40,8 @@ class _Turn:
 class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread."""
 
+    can_record = True
+
     def __init__(
         self,
         store: Store,
@@ -146,6 +148,7 @@ class SimulatorEngine(Engine):
         if not self._turns:  # everybody waits: make do with what was collected
             if self.program.flush is not None:
                 self.program.flush()
+                self._note(worker.index, "flush")
             for blocked in self._blocked:
                 blocked.pushed_at = -1
             self._wake()
@@ -163,9 +166,14 @@ class SimulatorEngine(Engine):
         self._taken(worker, steps)
         time = self.now
         if worker.fetch_next:
-            program.fetch[m]()
+            self._note(m, "fetch", program.fetch[m]())
             time += self._network[m].draw(random, time)
-        program.work[m](steps_tensor(steps), self._stream.queue)
+        queue = self._stream.queue
+        if self.recorder is not None:
+            self.recorder.take(m, steps, queue)
+            self.recorder.stepped(m, steps)
+            queue = self.recorder.queues.of(m)
+        program.work[m](steps_tensor(steps), queue)
         spent = 0.0
         for _ in range(steps):
             spent += self._compute[m].draw(random, time + spent)
@@ -175,6 +183,10 @@ class SimulatorEngine(Engine):
             self._send(worker, time)
         else:
             self._put(time, worker)
+
+    def _note(self, worker: int, action: str, version: Any = None) -> None:
+        if self.recorder is not None:
+            self.recorder.note(worker, action, version)
 
     def _send(self, worker: WorkerState, time: float) -> None:
         message = self.program.collect[worker.index]()
@@ -188,6 +200,7 @@ class SimulatorEngine(Engine):
             worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
         self.program.deliver(header, message)
+        self._note(worker.index, "push")
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
