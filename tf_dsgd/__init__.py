@@ -9,7 +9,9 @@ model.fit(x, y, batch_size=64, epochs=5)
 
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing
 from tf_dsgd import callbacks, gpu, optimizers
-from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
+from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 
 __version__ = "0.1.0"
@@ -19,9 +21,14 @@ __all__ = [
     "Exponential",
     "LocalCluster",
     "LocalSGD",
+    "LogNormal",
+    "Pareto",
     "SimulatedCluster",
+    "Simulation",
+    "Straggler",
     "TFCluster",
     "callbacks",
     "gpu",
     "optimizers",
+    "simulate",
 ]

@@ -16,17 +16,17 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.delays import Delay
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
-
-Delay = Callable[[np.random.Generator], float]
 
 
 @dataclasses.dataclass(order=True)
@@ -40,6 +40,8 @@ class _Turn:
 
 class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread."""
+
+    can_record = True
 
     def __init__(
         self,
@@ -63,10 +65,14 @@ class SimulatorEngine(Engine):
         self._blocked: list[WorkerState] = []
         self._idle = list(self.workers)
         self._available = 0
+        self._counts: dict[int, Any] = {}
+        self._kinds = _kinds_of_rounds(exchange)
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush
+        for fetches, sends in self._kinds:
+            program.turn(fetches, sends)
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -95,7 +101,8 @@ class SimulatorEngine(Engine):
             while self._turns:
                 turn = self._turns[0]
                 worker = turn.worker
-                if turn.message is None and not self._can_begin(worker, flushing):
+                steps = 0 if turn.message is not None else self._can_take(worker, flushing)
+                if turn.message is None and not steps:
                     if not flushing and self._may_begin(worker) and not self._waits(worker):
                         return  # for more batches
                     heapq.heappop(self._turns)
@@ -105,7 +112,7 @@ class SimulatorEngine(Engine):
                 heapq.heappop(self._turns)
                 self.now = turn.time
                 if turn.message is None:
-                    self._round(worker, flushing)
+                    self._round(worker, steps)
                 else:
                     self._arrive(turn)
         except BaseException as error:
@@ -128,12 +135,11 @@ class SimulatorEngine(Engine):
             and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shards[0].version))
         )
 
-    def _can_begin(self, worker: WorkerState, flushing: bool) -> bool:
-        return (
-            self._may_begin(worker)
-            and not self._waits(worker)
-            and self._round_steps(worker, self._available, flushing) > 0
-        )
+    def _can_take(self, worker: WorkerState, flushing: bool) -> int:
+        """How many batches the worker takes if it begins a round now."""
+        if not self._may_begin(worker) or self._waits(worker):
+            return 0
+        return self._round_steps(worker, self._available, flushing)
 
     def _rest(self, worker: WorkerState, flushing: bool) -> None:
         """The worker waits for others, or, at a drain, sends what it has and is done."""
@@ -147,6 +153,7 @@ class SimulatorEngine(Engine):
         if not self._turns:  # everybody waits: make do with what was collected
             if self.program.flush is not None:
                 self.program.flush()
+                self._note(worker.index, "flush")
             for blocked in self._blocked:
                 blocked.pushed_at = -1
             self._wake()
@@ -156,28 +163,59 @@ class SimulatorEngine(Engine):
             self._put(self.now, worker)
         self._blocked = []
 
-    def _round(self, worker: WorkerState, flushing: bool) -> None:
-        program, m = self.program, worker.index
-        random = self._random[m]
-        steps = self._round_steps(worker, self._available, flushing)
+    def _round(self, worker: WorkerState, steps: int) -> None:
+        m, fetches, queue = worker.index, worker.fetch_next, self._stream.queue
         self._available -= steps
         self._taken(worker, steps)
-        time = self.now
-        if worker.fetch_next:
-            program.fetch[m]()
-            time += self._network[m](random)
-        program.work[m](steps_tensor(steps), self._stream.queue)
-        time += sum(self._compute[m](random) for _ in range(steps))
+        if self.recorder is not None:
+            self.recorder.take(m, steps, queue)
+            queue = self.recorder.queues.of(m)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
-        if self.exchange.push_due(worker.step):
-            self._send(worker, time)
+        sends = self.exchange.push_due(worker.step)
+        version, *message = self._turn(m, fetches, sends, steps, queue)
+        if self.recorder is not None:
+            if fetches:
+                self.recorder.note(m, "fetch", version)
+            self.recorder.stepped(m, steps)
+        time = self._computed(m, fetches, steps)
+        if sends:
+            self._sent(worker, time, message)
         else:
             self._put(time, worker)
 
+    def _turn(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
+        """Fetch, local steps, and what is to be sent, in one call where that was foreseen."""
+        if (fetches, sends) in self._kinds:
+            return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+        version = self.program.fetch[m]() if fetches else None
+        self.program.work[m](self._count(steps), queue)
+        return version, *(self.program.collect[m]() if sends else ())
+
+    def _count(self, steps: int) -> Any:
+        if steps not in self._counts:
+            self._counts[steps] = steps_tensor(steps)
+        return self._counts[steps]
+
+    def _computed(self, m: int, fetches: bool, steps: int) -> float:
+        """When a round that begins now has computed its mini-batches."""
+        random, time, spent = self._random[m], self.now, 0.0
+        if fetches:
+            time += self._network[m].draw(random, time)
+        for _ in range(steps):
+            spent += self._compute[m].draw(random, time + spent)
+        return time + spent
+
+    def _note(self, worker: int, action: str, version: Any = None) -> None:
+        if self.recorder is not None:
+            self.recorder.note(worker, action, version)
+
     def _send(self, worker: WorkerState, time: float) -> None:
-        message = self.program.collect[worker.index]()
+        self._sent(worker, time, self.program.collect[worker.index]())
+
+    def _sent(self, worker: WorkerState, time: float, message: Any) -> None:
+        m = worker.index
         worker.unsent = 0
-        self._put(time + self._network[worker.index](self._random[worker.index]), worker, message)
+        self._put(time + self._network[m].draw(self._random[m], time), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
@@ -185,16 +223,19 @@ class SimulatorEngine(Engine):
             worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
         self.program.deliver(header, message)
+        self._note(worker.index, "push")
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
 
 
-def constant(seconds: float) -> Delay:
-    """Always the same delay."""
-    return lambda _: seconds
-
-
-def exponential(mean_seconds: float) -> Delay:
-    """An exponentially distributed delay."""
-    return lambda random: float(random.exponential(mean_seconds))
+def _kinds_of_rounds(exchange: ExchangeRule) -> set[tuple[bool, bool]]:
+    """(fetches, sends) of the rounds that a worker does again and again; few, or none."""
+    period = math.lcm(exchange.push_every, exchange.fetch_every)
+    step = 0
+    kinds: set[tuple[bool, bool]] = set()
+    while step < period and len(kinds) < 3:
+        fetches = exchange.fetch_due(step)
+        step += exchange.steps_to_event(step)
+        kinds.add((fetches, exchange.push_due(step)))
+    return kinds
