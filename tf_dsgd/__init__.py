@@ -11,6 +11,7 @@ from tf_dsgd import _requirements as _requirements  # first: it says what is mis
 from tf_dsgd import callbacks, gpu, optimizers
 from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
+from tf_dsgd.strategies.softsync import SoftsyncStrategy
 
 __version__ = "0.1.0"
 
@@ -20,6 +21,7 @@ __all__ = [
     "LocalCluster",
     "LocalSGD",
     "SimulatedCluster",
+    "SoftsyncStrategy",
     "TFCluster",
     "callbacks",
     "gpu",

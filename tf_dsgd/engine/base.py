@@ -54,6 +54,8 @@ class Engine(abc.ABC):
         self.workers = [WorkerState(m) for m in range(store.num_workers)]
         self.handed_out = 0
         """Mini-batches given to workers since training began; warm start counts them."""
+        self._may_hold = False
+        """Whether shards may hold messages that they have collected and not used."""
         self._longest_call = min(exchange.push_every, exchange.fetch_every, self.longest_call)
         self.last_backup: str | None = None
         """Where the last checkpoint is, for an error that says what is lost."""
@@ -124,20 +126,40 @@ class Engine(abc.ABC):
             return steps
         return max(1, min(steps, _WAITING_BYTES // size // (2 * self.num_workers)))
 
-    def _slowest(self) -> int:
-        clocks = [w.clock for w in self.workers if self._joined(w)]
-        return min(clocks) if clocks else 0
+    def _slowest(self, *clocks: int, but: WorkerState | None = None) -> int:
+        """The least of `clocks` and those of workers that take part and have, or may get, work."""
+        others = [
+            w.clock
+            for w in self.workers
+            if w is not but and self._joined(w) and (w.unsent or self._limit(w) > 0)
+        ]
+        return min([*clocks, *others], default=0)
 
     def _joined(self, worker: WorkerState) -> bool:
         return self.exchange.may_join(worker.index, self.handed_out)
 
-    def _may_begin(self, worker: WorkerState) -> bool:
-        return self._joined(worker) and self.exchange.may_start(worker.clock, self._slowest())
+    def _may_begin(self, worker: WorkerState, *, sending: bool = False) -> bool:
+        """Whether the worker may begin a round; with `sending`, once its message was sent."""
+        clock = worker.clock + sending
+        slowest = self._slowest(clock, but=worker)
+        return self._joined(worker) and self.exchange.may_start(clock, slowest)
 
     def _taken(self, worker: WorkerState, steps: int) -> None:
+        waiting = [w for w in self.workers if not self._joined(w)]
+        slowest = self._slowest() if waiting else 0
         self.handed_out += steps
         worker.step += steps
         worker.unsent += steps
+        self._may_hold = self._may_hold or steps > 0
+        for late in waiting:
+            if self._joined(late):  # nobody waits until it has caught up
+                late.clock = max(late.clock, slowest)
+
+    def _flush(self) -> None:
+        """At the end of a drain: shards use what they have collected."""
+        if self._may_hold and self.program.flush is not None:
+            self.program.flush()
+        self._may_hold = False
 
     def _reset(self) -> None:
         for worker in self.workers:
