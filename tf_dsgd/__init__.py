@@ -9,7 +9,9 @@ model.fit(x, y, batch_size=64, epochs=5)
 
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing
 from tf_dsgd import callbacks, gpu, optimizers
-from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
+from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 from tf_dsgd.strategies.softsync import SoftsyncStrategy
 
@@ -20,10 +22,15 @@ __all__ = [
     "Exponential",
     "LocalCluster",
     "LocalSGD",
+    "LogNormal",
+    "Pareto",
     "SimulatedCluster",
+    "Simulation",
     "SoftsyncStrategy",
+    "Straggler",
     "TFCluster",
     "callbacks",
     "gpu",
     "optimizers",
+    "simulate",
 ]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -14,9 +13,12 @@ from absl import logging
 from tf_dsgd import _tf, gpu, tasks
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, connect, say
+from tf_dsgd.delays import delays
+from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine import simulator
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.cluster import ClusterEngine
+from tf_dsgd.engine.scheduled import ScheduledEngine
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 
@@ -238,25 +240,6 @@ def _tasks(resolver: Any) -> tasks.Tasks:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Exponential:
-    """An exponentially distributed delay, drawn anew each time.
-
-    Args:
-        mean_seconds: the mean, in virtual seconds; at least 0.
-
-    Example:
-
-    >>> tf_dsgd.Exponential(0.1)
-    Exponential(mean_seconds=0.1)
-    """
-
-    mean_seconds: float
-
-    def __post_init__(self) -> None:
-        _seconds("mean_seconds", self.mean_seconds)
-
-
 class SimulatedCluster(Cluster):
     """Workers that take turns on a virtual clock: the same run every time.
 
@@ -272,14 +255,35 @@ class SimulatedCluster(Cluster):
 
     Args:
         num_workers: number of workers, at least 1; a thousand are fine for a small model.
-        compute_seconds: virtual time of one mini-batch: a number, `tf_dsgd.Exponential(mean)`, or
-            a sequence of these, one per worker.
+        compute_seconds: virtual time of one mini-batch: a number, `tf_dsgd.Exponential(mean)`,
+            `tf_dsgd.LogNormal`, `tf_dsgd.Pareto`, `tf_dsgd.Straggler`, or a sequence of these, one
+            per worker.
         network_seconds: virtual time of a message one way, likewise.
         seed: integer; seeds the delays, and nothing else.
+        schedule: who fetches, steps and sends in which order, in place of delays and of what the
+            algorithm's periods would say: a list of entries `(worker, action)` or `(worker,
+            action, what)`, see below; what `strategy.recording()` gave is one.
         faults: must be empty in this version.
 
+    The entries of a schedule, mini-batches being numbered from 0 in the order of the data, on
+    through all epochs::
+
+        (m, "fetch")                worker m fetches
+        (m, "step", (3, 4))         it computes gradients on the mini-batches 3 and 4
+        (m, "push", (3, 4))         the same, and sends what it has accrued
+        (m, "push", ())             it only sends
+        (m, "step"), (m, "push")    on the next mini-batch that no entry before it named
+        (m, "flush")                the shard uses what its rule has collected so far
+
+    A worker fetches before its first step; at most `push_every` mini-batches go into a message and
+    at most `fetch_every` are computed on one fetch, since that is what the rules were traced for.
+    At the end of an epoch, and where a callback reads weights, every mini-batch handed out must
+    have been used, and what is accrued is sent. A fetch may name the version that it must find,
+    `(m, "fetch", version)`.
+
     Raises:
-        ValueError: for a wrong number, naming it.
+        ValueError: for a wrong number, naming it; in training, for a schedule that does not fit,
+            naming the entry.
 
     Example:
 
@@ -294,15 +298,24 @@ class SimulatedCluster(Cluster):
         compute_seconds: Any = 1.0,
         network_seconds: Any = 0.0,
         seed: int = 0,
+        schedule: Iterable[Any] | None = None,
         faults: Sequence[Any] = (),
     ):
         self.num_workers = positive_int("num_workers", num_workers)
+        self._schedule = None
+        if schedule is not None:
+            if (compute_seconds, network_seconds, seed) != (1.0, 0.0, 0):
+                raise ValueError(
+                    "A schedule takes the place of compute_seconds, network_seconds and seed: "
+                    "leave them out."
+                )
+            self._schedule = schedules.checked(schedule, self.num_workers)
         self._repr = (
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
             f"network_seconds={network_seconds}, seed={seed})"
         )
-        self._compute = _delays("compute_seconds", compute_seconds, num_workers)
-        self._network = _delays("network_seconds", network_seconds, num_workers)
+        self._compute = delays("compute_seconds", compute_seconds, num_workers)
+        self._network = delays("network_seconds", network_seconds, num_workers)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be an integer of at least 0. Received: {seed!r}.")
         self._seed = seed
@@ -321,39 +334,16 @@ class SimulatedCluster(Cluster):
         return [tf.config.list_logical_devices("CPU")[0].name]
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
+        store = Store(self.shard_devices() * self.num_workers)
+        if self._schedule is not None:
+            return ScheduledEngine(store, exchange, self._schedule)
         return simulator.SimulatorEngine(
-            Store(self.shard_devices() * self.num_workers),
+            store,
             exchange,
             self._compute,
             self._network,
             self._seed,
         )
-
-
-def _delays(name: str, value: Any, num_workers: int) -> list[simulator.Delay]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != num_workers:
-            raise ValueError(
-                f"{name} has one entry per worker or is one number. Received: {len(value)} entries "
-                f"for {num_workers} workers."
-            )
-        return [_delay(f"{name}[{m}]", v) for m, v in enumerate(value)]
-    return [_delay(name, value)] * num_workers
-
-
-def _delay(name: str, value: Any) -> simulator.Delay:
-    if isinstance(value, Exponential):
-        return simulator.exponential(value.mean_seconds)
-    return simulator.constant(_seconds(name, value))
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
-        raise ValueError(
-            f"{name} must be a number of virtual seconds of at least 0, or tf_dsgd.Exponential "
-            f"(mean). Received: {value!r}."
-        )
-    return float(value)
 
 
 def positive_int(name: str, value: Any, alternative: str = "") -> int:

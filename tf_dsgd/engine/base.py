@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import Store
 
@@ -59,6 +60,8 @@ class Engine(abc.ABC):
         self._longest_call = min(exchange.push_every, exchange.fetch_every, self.longest_call)
         self.last_backup: str | None = None
         """Where the last checkpoint is, for an error that says what is lost."""
+        self.recorder: Recorder | None = None
+        """Takes down who fetched and sent what, where that was asked for."""
         self._program: Program | None = None
         self._stream: Any = None
 
@@ -73,6 +76,9 @@ class Engine(abc.ABC):
         if self._program is None:
             raise RuntimeError("No step was handed to the workers yet.")
         return self._program
+
+    can_record: ClassVar[bool] = False
+    """Whether this engine keeps a recorder informed."""
 
     def messages_sent(self) -> list[int] | None:
         """Messages that each worker has numbered; None where only shards can tell."""

@@ -16,17 +16,16 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.delays import Delay
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
-
-Delay = Callable[[np.random.Generator], float]
 
 
 @dataclasses.dataclass(order=True)
@@ -40,6 +39,8 @@ class _Turn:
 
 class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread."""
+
+    can_record = True
 
     def __init__(
         self,
@@ -146,6 +147,7 @@ class SimulatorEngine(Engine):
         if not self._turns:  # everybody waits: make do with what was collected
             if self.program.flush is not None:
                 self.program.flush()
+                self._note(worker.index, "flush")
             for blocked in self._blocked:
                 blocked.pushed_at = -1
             self._wake()
@@ -163,20 +165,33 @@ class SimulatorEngine(Engine):
         self._taken(worker, steps)
         time = self.now
         if worker.fetch_next:
-            program.fetch[m]()
-            time += self._network[m](random)
-        program.work[m](steps_tensor(steps), self._stream.queue)
-        time += sum(self._compute[m](random) for _ in range(steps))
+            self._note(m, "fetch", program.fetch[m]())
+            time += self._network[m].draw(random, time)
+        queue = self._stream.queue
+        if self.recorder is not None:
+            self.recorder.take(m, steps, queue)
+            self.recorder.stepped(m, steps)
+            queue = self.recorder.queues.of(m)
+        program.work[m](steps_tensor(steps), queue)
+        spent = 0.0
+        for _ in range(steps):
+            spent += self._compute[m].draw(random, time + spent)
+        time += spent
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         if self.exchange.push_due(worker.step):
             self._send(worker, time)
         else:
             self._put(time, worker)
 
+    def _note(self, worker: int, action: str, version: Any = None) -> None:
+        if self.recorder is not None:
+            self.recorder.note(worker, action, version)
+
     def _send(self, worker: WorkerState, time: float) -> None:
         message = self.program.collect[worker.index]()
         worker.unsent = 0
-        self._put(time + self._network[worker.index](self._random[worker.index]), worker, message)
+        m = worker.index
+        self._put(time + self._network[m].draw(self._random[m], time), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
@@ -184,16 +199,7 @@ class SimulatorEngine(Engine):
             worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
         self.program.deliver(header, message)
+        self._note(worker.index, "push")
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
-
-
-def constant(seconds: float) -> Delay:
-    """Always the same delay."""
-    return lambda _: seconds
-
-
-def exponential(mean_seconds: float) -> Delay:
-    """An exponentially distributed delay."""
-    return lambda random: float(random.exponential(mean_seconds))

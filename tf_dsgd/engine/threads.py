@@ -31,6 +31,7 @@ class ThreadsEngine(Engine):
     """Asynchronous workers on one machine."""
 
     longest_call = 10
+    can_record = True
 
     def __init__(self, store: Store, exchange: ExchangeRule):
         super().__init__(store, exchange)
@@ -157,7 +158,7 @@ class ThreadsEngine(Engine):
         """Does these batches; gives how many the worker has taken for its next round."""
         if worker.fetch_next:
             self._fetch(worker, program)
-        program.work[worker.index](steps_tensor(steps), self._stream.queue)
+        self._work(worker, program, steps)
         done = worker.step
         worker.fetch_next = self.exchange.fetch_due(done)
         with self._changed:
@@ -166,6 +167,13 @@ class ThreadsEngine(Engine):
         if sending:
             self._push(worker, program, steps)
         return steps
+
+    def _work(self, worker: WorkerState, program: Program, steps: int) -> None:
+        recorder = self.recorder
+        queue = self._stream.queue if recorder is None else recorder.queues.of(worker.index)
+        program.work[worker.index](steps_tensor(steps), queue)
+        if recorder is not None:
+            recorder.stepped(worker.index, steps)
 
     def _begin(self, worker: WorkerState) -> int:
         with self._changed:
@@ -185,6 +193,8 @@ class ThreadsEngine(Engine):
         steps = self._round_steps(worker, self._available, self._flushing)
         self._available -= steps
         self._taken(worker, steps)
+        if self.recorder is not None:
+            self.recorder.take(worker.index, steps, self._stream.queue)
         if steps:
             self._changed.notify_all()
         return steps
@@ -215,10 +225,13 @@ class ThreadsEngine(Engine):
             if waits:
                 worker.pushed_at = int(program.shards[0].version)
             if following and worker.fetch_next and not waits:
-                program.exchange[m]()
+                version = program.exchange[m]()
                 worker.fetch_next = False
+                self._note(worker, "push", None)
+                self._note(worker, "fetch", version)
             else:
                 program.push[m](tf.constant(True))
+                self._note(worker, "push", None)
         with self._changed:
             worker.clock += 1
             worker.unsent = following
@@ -228,8 +241,12 @@ class ThreadsEngine(Engine):
         if self.exchange.waits_for_version and worker.pushed_at >= 0:
             self._wait_for_version(worker, program)
         with self._lock:
-            program.fetch[worker.index]()
+            self._note(worker, "fetch", program.fetch[worker.index]())
         worker.fetch_next = False
+
+    def _note(self, worker: WorkerState, action: str, version: Any) -> None:
+        if self.recorder is not None:
+            self.recorder.note(worker.index, action, version)
 
     def _wait_for_version(self, worker: WorkerState, program: Program) -> None:
         with self._changed:
@@ -242,6 +259,7 @@ class ThreadsEngine(Engine):
                         # Nobody else will send: make do with what was collected.
                         if program.flush is not None:
                             program.flush()
+                            self._note(worker, "flush", None)
                         self._changed.notify_all()
                         return
                     self._changed.wait(_LOOK_SECONDS)

@@ -12,9 +12,10 @@ Keras asks a strategy for four things, and that is all the way there is into `fi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -25,12 +26,14 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Ledger, Shard, Staleness
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.dataset import (
     Token,
     TokenDataset,
     TokenIterator,
+    TokenSpec,
     is_keras_enqueuer,
     make_pull,
 )
@@ -137,6 +140,32 @@ class DistributedStrategy(tf.distribute.Strategy):
             ShardInfo(device, self._shard_variables[s], self._shard_bytes[s])
             for s, device in enumerate(self.shard_devices)
         )
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[tuple[Any, ...]]]:
+        """Within, takes down who fetched and sent in which order, and who used which mini-batches.
+
+        `SimulatedCluster(num_workers, schedule=...)` plays what was recorded: the same model on the
+        same data gets the same weights.
+
+        Yields:
+            A list of entries as `SimulatedCluster` describes them, complete when the block ends.
+
+        Raises:
+            ValueError: on a cluster of processes, where nobody sees the order on every shard.
+        """
+        if not self.engine.can_record:
+            raise ValueError(
+                "A schedule can be recorded where workers are threads or simulated. "
+                f"Received: {self.cluster!r}."
+            )
+        self.settle()
+        recorder = self.engine.recorder = Recorder(self.num_workers)
+        try:
+            yield recorder.entries
+            self.settle()
+        finally:
+            self.engine.recorder = None
 
     def settle(self) -> None:
         """Waits until every batch handed out is trained on and every message is applied.
@@ -289,7 +318,14 @@ class DistributedStrategy(tf.distribute.Strategy):
                 "Create it, and compile the model, inside `with strategy.scope():`."
             )
 
-    def _program(self, fn: Any, token: Token, with_batch: Any) -> _FitProgram | None:
+    def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
+        """The functions of a step that takes one batch and applies gradients."""
+        traced = self._program(fn, TokenSpec(element_spec), lambda batch: ((batch,), {}))
+        if traced is None:
+            raise ValueError("The step applies no gradients.")
+        return traced.program
+
+    def _program(self, fn: Any, token: Any, with_batch: Any) -> _FitProgram | None:
         key = (fn, str(token.element_spec))
         if tf.executing_eagerly() and key in self._eager_programs:
             return self._eager_programs[key]
