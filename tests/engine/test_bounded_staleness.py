@@ -106,6 +106,9 @@ def test_on_simulated_workers_under_random_delays(name, compute, network, bound,
     )
     order = arrivals(strategy, 60)
     assert largest_difference(order, len(compute)) <= bound + 1
+    if name == "downpour":
+        # While a worker is at a clock k, each other's is from k - s to k + s + 1.
+        assert strategy.staleness().max <= (len(compute) - 1) * (2 * bound + 1)
 
 
 def test_without_a_bound_workers_drift_apart():

@@ -120,7 +120,7 @@ def test_weights_from_a_file_bring_the_mini_batches_of_a_schedule(tmp_path):
     model = make()
     model.load_weights(tmp_path / "after.weights.h5")
     assert int(model.optimizer.iterations) == 4
-    # Updates by the mini-batches number 14, 17, 20 and 23, counted from 0: only the first has rate 1.
+    # Updates by mini-batches 14, 17, 20 and 23, counted from 0: only the first has a rate of 1.
     assert run(model) == -5.0
 
 
