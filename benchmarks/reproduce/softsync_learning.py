@@ -6,8 +6,7 @@ Zhang et al. (IJCAI 2016) train CIFAR-10 on 30 learners with mini-batches of 4 a
 0.9: with a fixed rate 15- and 30-softsync stay at an error of 90 % (chance), with alpha_0 / tau
 every n reaches about 18 %. Here: scikit-learn's handwritten digits (1,437 images to train on, 360
 held out, 10 classes), a network 64-64-10, otherwise the same setting, on simulated workers through
-`fit`. The rate of the comparison is the largest of those tried at which 1-softsync does best, which
-is how a rate found for synchronous training would be taken over; the table has all rates.
+`fit`. The paper asks what happens at the rate of synchronous training; the table has several rates.
 """
 
 import setting  # isort: skip (finds the package and `runs`)

@@ -105,15 +105,12 @@ def test_simulated_cluster_repeats():
 
 def test_softsync_makes_an_update_for_every_c_gradients():
     """1,437 images in batches of 4 are 360 mini-batches, here of 6 workers."""
-    output = run_example("softsync.py", "--workers", "6", "--n", "2,6", "--epochs", "1")
+    output = run_example("softsync.py", "--workers", "6", "--n", "2", "--epochs", "1")
     lines = [line.split() for line in output.splitlines()[1:]]
-    assert [(int(line[0]), int(line[-2])) for line in lines] == [
-        *[(2, 120)] * 2,
-        *[(6, 360)] * 2,
-    ]
+    assert [(int(line[0]), int(line[-2])) for line in lines] == [(2, 120)] * 2
     for line in lines:
-        assert abs(float(line[-1]) - float(line[0])) < 1.2
-        assert 0.0 <= float(line[-3].rstrip("%")) <= 95.0
+        assert 1.5 < float(line[-1]) < 2.2  # about n
+        assert float(line[-3].rstrip("%")) < 90.0  # better than by chance
 
 
 @pytest.mark.slow

@@ -104,7 +104,8 @@ class DownpourStrategy(DistributedStrategy):
             `"inverse"` is 1 / max(tau, 1); or a callable from an int64 scalar tensor to a
             float scalar tensor; None for no scaling.
         max_staleness: a worker starts a round only if it has sent at most this many messages more
-            than the slowest worker (bounded staleness, SSP); at least 0; None for no bound.
+            than the slowest worker (bounded staleness, SSP); at least 0; None for no bound. A lost
+            worker is not waited for, and one that joins late starts from the slowest's count.
         wire_dtype: type in which floating-point weights and gradients travel between workers and
             shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
             variables' own. Shards keep and update weights in their own type.
