@@ -49,7 +49,7 @@ class Ids:
 
     def after(self, batch):
         """`batch`, once the first column was noted."""
-        return _identity_after(lambda values: self._add(values[:, 0]), batch)
+        return identity_after(lambda values: self._add(values[:, 0]), batch)
 
     def _add(self, ids):
         with self._mutex:
@@ -122,7 +122,7 @@ class Sleep(keras.layers.Layer):
         if ON_CLUSTER:  # no Python function of this process can be called there
             with tf.control_dependencies([_sleep_in_graph(seconds)]):
                 return tf.identity(inputs)
-        return _identity_after(lambda batch: time.sleep(seconds), inputs)
+        return identity_after(lambda batch: time.sleep(seconds), inputs)
 
     def compute_output_shape(self, input_shape):
         return input_shape
@@ -138,7 +138,7 @@ def _sleep_in_graph(seconds):
     return tf.raw_ops.DatasetToSingleElement(dataset=slow, **types)[0]
 
 
-def _identity_after(function, inputs):
+def identity_after(function, inputs):
     """The inputs, once the function was called on them as an array.
 
     TensorFlow never lets go of the function, so it should not hold a layer, and by it a model.
@@ -268,12 +268,15 @@ def assert_close(got, want, tolerance=1e-6, name=""):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=message)
 
 
-def assert_ledger_balances(strategy):
-    """Every message sent was applied or refused, in total and for each worker."""
+def assert_ledger_balances(strategy, updates=None):
+    """Every message sent was applied or refused, in total and for each worker.
+
+    Each was an update, unless it is said how many there should be.
+    """
     ledger = strategy.ledger()
     assert ledger.in_flight == 0
     assert ledger.sent == ledger.applied + ledger.refused
-    assert ledger.applied == strategy.updates
+    assert strategy.updates == (ledger.applied if updates is None else updates)
     for name in ("sent", "applied", "refused"):
         assert sum(getattr(w, name) for w in ledger.workers) == getattr(ledger, name), name
     for worker in ledger.workers:

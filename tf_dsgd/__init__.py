@@ -13,6 +13,7 @@ from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
 from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
 from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
+from tf_dsgd.strategies.softsync import SoftsyncStrategy
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Pareto",
     "SimulatedCluster",
     "Simulation",
+    "SoftsyncStrategy",
     "Straggler",
     "TFCluster",
     "callbacks",

@@ -81,13 +81,17 @@ class Shard(Protocol):
         dtype: Any = None,
         per_worker: bool = False,
     ) -> tf.Variable:
-        """Memory of this shard for weight `index`, by default of its shape and type; zeros.
+        """Memory of this shard for weight `index`, by default of its shape and type.
 
-        With `per_worker` it is `[workers, ...]`.
+        At first zeros (no rows where `shape` begins with None). With `per_worker` it is
+        `[workers, ...]`.
         """
 
-    def counter(self, name: str) -> tf.Variable:
-        """An int64 scalar of this shard, at first 0."""
+    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
+        """A scalar of this shard, at first 0."""
+
+    def is_sparse(self, index: int) -> bool:
+        """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
 
     def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
         """One update by the compiled optimizer; `scale` multiplies its *step* (its rate)."""
@@ -186,6 +190,11 @@ class ExchangeRule:
 
 class ServerRule(abc.ABC):
     """What a shard does with a message. Every method runs under the shard's lock."""
+
+    @property
+    def messages_per_update(self) -> int:
+        """Messages that make a new version, as a rule; fewer may at a drain."""
+        return 1
 
     @abc.abstractmethod
     def receive(self, shard: Shard, message: Message) -> tf.Tensor | bool:

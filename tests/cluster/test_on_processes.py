@@ -13,6 +13,7 @@ SECONDS = 900
 TWO_WORKERS = (
     "tests/conformance",
     "tests/engine/test_nothing_lost.py",
+    "tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time",
     "tests/engine/test_overlap.py::test_two_workers_overlap",
     "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
     "tests/keras_api/test_callbacks.py",

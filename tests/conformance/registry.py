@@ -10,8 +10,12 @@ def _downpour(**options):
     return functools.partial(tf_dsgd.DownpourStrategy, **options)
 
 
+def _softsync(**options):
+    return functools.partial(tf_dsgd.SoftsyncStrategy, **options)
+
+
 # What a new algorithm adds: its class by name, and lines in CONFIGURATIONS.
-STRATEGIES = {"DownpourStrategy"}
+STRATEGIES = {"DownpourStrategy", "SoftsyncStrategy"}
 
 # A name to a function from a cluster to a strategy. The first is the default one.
 CONFIGURATIONS = {
@@ -24,7 +28,16 @@ CONFIGURATIONS = {
     "downpour_scaled": _downpour(staleness_scaling="inverse"),
     "downpour_bfloat16": _downpour(wire_dtype="bfloat16"),
     "downpour_warm": _downpour(warm_start_steps=10),
+    "downpour_bounded": _downpour(push_every=2, fetch_every=2, max_staleness=1),
+    "softsync": _softsync(gradients_per_update=3),
+    "softsync_bounded": _softsync(gradients_per_update=2, staleness_scaling=None, max_staleness=0),
 }
+
+# Where several messages make one update: how many. Each of them is one mini-batch.
+MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
+
+# The learning rate, where it is not 0.02: the mean of c gradients makes a step like that of one.
+RATES = {"softsync": 0.06, "softsync_bounded": 0.04}
 
 # Under the launcher the same checks run on its worker and ps processes.
 ENGINES = helpers.engines(

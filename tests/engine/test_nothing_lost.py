@@ -82,6 +82,48 @@ def test_update_based_changes_all_arrive():
     helpers.assert_ledger_balances(strategy)
 
 
+class RowPerExample(keras.layers.Layer):
+    """A row for each example, with a sparse and with a dense gradient, and one weight for all."""
+
+    def __init__(self, examples):
+        super().__init__()
+        table = {"shape": (examples, 1), "initializer": "zeros"}
+        self.sparse = self.add_weight(name="sparse", **table)
+        self.dense = self.add_weight(name="dense", **table)
+        self.every = self.add_weight(name="every", shape=(1,), initializer="zeros")
+
+    def call(self, x):
+        rows = keras.ops.cast(x[:, 0], "int32")
+        sparse = keras.ops.take(self.sparse, rows, axis=0)
+        return sparse + keras.ops.take(1.0 * self.dense, rows, axis=0) + self.every
+
+
+@pytest.mark.parametrize("scaling", [None, "half"])
+def test_every_message_is_in_one_collection(scaling):
+    """Four messages of two examples make an update: each example has an eighth of a step.
+
+    A message that two collections share, or none has, or a row that the update leaves out shows.
+    """
+    strategy = tf_dsgd.SoftsyncStrategy(
+        helpers.workers(2),
+        gradients_per_update=4,
+        staleness_scaling=None if scaling is None else lambda tau: 0.5,
+    )
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), RowPerExample(2 * STEPS)])
+        model.compile(keras.optimizers.SGD(1.0), helpers.mean_output)
+    x = np.arange(2 * STEPS, dtype="float32")[:, None]
+    model.fit(x, x, batch_size=2, epochs=2, verbose=0)
+    factor, updates = 1.0 if scaling is None else 0.5, 2 * STEPS // 4
+    sparse, dense, every = model.get_weights()
+    np.testing.assert_array_equal(sparse, np.full_like(sparse, -2 * factor / 8))
+    np.testing.assert_array_equal(dense, np.full_like(dense, -2 * factor / 8))
+    np.testing.assert_array_equal(every, [-factor * updates])
+    ledger = helpers.assert_ledger_balances(strategy, updates)
+    assert strategy.steps == ledger.applied == 2 * STEPS
+    assert int(model.optimizer.iterations) == updates
+
+
 def test_adam_counts_its_updates():
     """Two workers lose counts where `iterations` is read and then assigned; Adam's steps tell.
 

@@ -43,6 +43,7 @@ def cases(made, name, *values, positional=False):
 
 
 downpour, local = tf_dsgd.DownpourStrategy, tf_dsgd.LocalCluster
+softsync = partial(tf_dsgd.SoftsyncStrategy, gradients_per_update=2)
 TIMES = (-1.0, math.nan, math.inf, "fast", None, [1.0], [1.0, 2.0, 3.0], [1.0, -2.0])
 BAD = [
     *cases(downpour, "push_every", 0, -1, 1.5, "4", None),
@@ -53,6 +54,10 @@ BAD = [
     *cases(downpour, "wire_dtype", "float32", "int8", 16),
     *cases(downpour, "warm_start_steps", -1, 0.5, "10", None),
     *cases(downpour, "cluster", 3, "localhost:2222", object),
+    *cases(softsync, "gradients_per_update", 0, -1, 2.0, "4", None, True),
+    *cases(softsync, "staleness_scaling", "inverze", 3, True),
+    *cases(softsync, "max_staleness", -1, 1.5, "2", True),
+    *cases(softsync, "cluster", 3, "localhost:2222", object),
     *cases(local, "num_workers", 0, -2, 2.5, "2", 10**5),
     *cases(simulated, "num_workers", 0, -1, 2.5, "3", None),
     *cases(simulated, "compute_seconds", *TIMES),
@@ -93,9 +98,10 @@ def test_wrong_value(case):
         (lambda tau: 1.0 - tf.cast(tau, tf.float32), "at 1000"),
     ],
 )
-def test_a_scaling_that_is_no_factor(scaling, shown):
+@pytest.mark.parametrize("strategy", [downpour, softsync], ids=["downpour", "softsync"])
+def test_a_scaling_that_is_no_factor(strategy, scaling, shown):
     with pytest.raises(ValueError, match=f"staleness_scaling must .*{shown}"):
-        tf_dsgd.DownpourStrategy(local(1), staleness_scaling=scaling)
+        strategy(local(1), staleness_scaling=scaling)
 
 
 @pytest.mark.timeout(20)
@@ -103,6 +109,7 @@ def test_a_scaling_that_is_no_factor(scaling, shown):
     ("made", "argument"),
     [
         (tf_dsgd.DownpourStrategy, "push_evry"),
+        (softsync, "push_every"),
         (tf_dsgd.LocalCluster, "workers"),
         (simulated, "latency"),
     ],
@@ -115,6 +122,10 @@ def test_unknown_argument(made, argument):
 def test_options_are_keywords_only():
     with pytest.raises(TypeError):
         tf_dsgd.DownpourStrategy(None, 4)
+    with pytest.raises(TypeError):
+        tf_dsgd.SoftsyncStrategy(None, 4)
+    with pytest.raises(TypeError, match="gradients_per_update"):
+        tf_dsgd.SoftsyncStrategy(local(1))
     with pytest.raises(TypeError):
         tf_dsgd.SimulatedCluster(2, 1.0, 0.0, 0)
 

@@ -99,6 +99,31 @@ def test_a_schedule_resumes_by_mini_batches(tmp_path):
     assert -28.0 <= unbroken <= -24.0
 
 
+def test_weights_from_a_file_bring_the_mini_batches_of_a_schedule(tmp_path):
+    """A file holds updates; with three gradients in each, four of them are twelve mini-batches."""
+
+    def make():
+        cluster = tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.0, seed=0)
+        strategy = tf_dsgd.SoftsyncStrategy(cluster, gradients_per_update=3, staleness_scaling=None)
+        rate = keras.optimizers.schedules.PiecewiseConstantDecay([15], [1.0, 0.0])
+        with strategy.scope():
+            return helpers.constant_gradient_model(keras.optimizers.SGD(rate))
+
+    def run(model):
+        x, y = helpers.ones(2 * 12)
+        model.fit(x, y, batch_size=2, verbose=0)
+        return float(model.get_weights()[0][0, 0])
+
+    model = make()
+    assert run(model) == -4.0
+    model.save_weights(tmp_path / "after.weights.h5")
+    model = make()
+    model.load_weights(tmp_path / "after.weights.h5")
+    assert int(model.optimizer.iterations) == 4
+    # Updates by mini-batches 14, 17, 20 and 23, counted from 0: only the first has a rate of 1.
+    assert run(model) == -5.0
+
+
 def test_a_finished_run_leaves_no_backup(tmp_path):
     _, model = start()
     assert fit(model, tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup")) == [0, 1, 2, 3]

@@ -44,6 +44,34 @@ def test_fit_throughput_prints_a_table(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_study_of_learning_shows_the_contrast():
+    pytest.importorskip("sklearn")
+    output = run_benchmark(
+        "reproduce/softsync_learning.py",
+        *("--epochs", "1", "--n", "30", "--rates", "0.1"),
+    )
+    table = [line.split(" | ") for line in output.splitlines() if line.startswith("| 30-")]
+    fixed, scaled = (float(row[-1].rstrip(" |")) for row in table)
+    assert fixed > 80.0 > scaled  # per cent; chance is 90
+
+
+@pytest.mark.slow
+def test_the_study_of_staleness_prints_a_table(tmp_path):
+    written = tmp_path / "results.json"
+    run_benchmark(
+        "reproduce/softsync_staleness.py",
+        *("--messages", "600", "--n", "15", "--json", str(written)),
+    )
+    equal, varying = json.loads(written.read_text())["results"]
+    for result in (equal, varying):
+        assert sum(result["counts"]) == result["messages"] == 600
+        tau = range(len(result["counts"]))
+        mean = sum(t * c for t, c in zip(tau, result["counts"], strict=True)) / 600
+        assert result["mean"] == pytest.approx(mean)
+    assert equal["max"] <= 30 < varying["max"]
+
+
+@pytest.mark.slow
 def test_loss_vs_seconds_prints_a_table():
     output = run_benchmark(
         "loss_vs_seconds.py",

@@ -103,6 +103,16 @@ def test_simulated_cluster_repeats():
     assert "the same run twice gives the same weights: True" in output
 
 
+def test_softsync_makes_an_update_for_every_c_gradients():
+    """1,437 images in batches of 4 are 360 mini-batches, here of 6 workers."""
+    output = run_example("softsync.py", "--workers", "6", "--n", "2", "--epochs", "1")
+    lines = [line.split() for line in output.splitlines()[1:]]
+    assert [(int(line[0]), int(line[-2])) for line in lines] == [(2, 120)] * 2
+    for line in lines:
+        assert 1.5 < float(line[-1]) < 2.2  # about n
+        assert float(line[-3].rstrip("%")) < 90.0  # better than by chance
+
+
 @pytest.mark.slow
 def test_quickstart_reaches_the_promised_accuracy():
     output = run_example("quickstart.py")

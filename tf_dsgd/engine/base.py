@@ -53,8 +53,12 @@ class Engine(abc.ABC):
         self.shards: list[Shard] = []
         self.exchange = exchange
         self.workers = [WorkerState(m) for m in range(store.num_workers)]
+        self._to_join = list(self.workers)
+        """Those that a warm start has kept out so far."""
         self.handed_out = 0
         """Mini-batches given to workers since training began; warm start counts them."""
+        self._may_hold = False
+        """Whether shards may hold messages that they have collected and not used."""
         self._longest_call = min(exchange.push_every, exchange.fetch_every, self.longest_call)
         self.last_backup: str | None = None
         """Where the last checkpoint is, for an error that says what is lost."""
@@ -130,24 +134,43 @@ class Engine(abc.ABC):
             return steps
         return max(1, min(steps, _WAITING_BYTES // size // (2 * self.num_workers)))
 
-    def _slowest(self) -> int:
-        clocks = [w.clock for w in self.workers if self._joined(w)]
-        return min(clocks) if clocks else 0
+    def _slowest(self, *clocks: int, but: WorkerState | None = None) -> int:
+        """The least of `clocks` and those of workers that take part and have, or may get, work."""
+        others = [
+            w.clock
+            for w in self.workers
+            if w is not but and self._joined(w) and (w.unsent or self._limit(w) > 0)
+        ]
+        return min([*clocks, *others], default=0)
 
     def _joined(self, worker: WorkerState) -> bool:
         return self.exchange.may_join(worker.index, self.handed_out)
 
-    def _may_begin(self, worker: WorkerState) -> bool:
+    def _may_begin(self, worker: WorkerState, *, sending: bool = False) -> bool:
+        """Whether the worker may begin a round; with `sending`, once its message was sent."""
         if not self._joined(worker):
             return False
+        clock = worker.clock + sending
         # Most rules do not look at the slowest, whom to find takes a look at every worker.
         may_start = self.exchange.may_start
-        return may_start(worker.clock, 0) or may_start(worker.clock, self._slowest())
+        return may_start(clock, 0) or may_start(clock, self._slowest(clock, but=worker))
 
     def _taken(self, worker: WorkerState, steps: int) -> None:
+        slowest = self._slowest() if self._to_join else 0
         self.handed_out += steps
         worker.step += steps
         worker.unsent += steps
+        self._may_hold = self._may_hold or steps > 0
+        for late in self._to_join:
+            if self._joined(late):  # nobody waits until it has caught up
+                late.clock = max(late.clock, slowest)
+        self._to_join = [w for w in self._to_join if not self._joined(w)]
+
+    def _flush(self) -> None:
+        """At the end of a drain: shards use what they have collected."""
+        if self._may_hold and self.program.flush is not None:
+            self.program.flush()
+        self._may_hold = False
 
     def _reset(self) -> None:
         for worker in self.workers:

@@ -122,7 +122,7 @@ class ClusterEngine(ThreadsEngine):
             return program.step.packing.pack(batches)
 
     def _limit(self, worker: WorkerState) -> int:
-        if self._stream.pipelines is None:
+        if self._stream is None or self._stream.pipelines is None:
             return super()._limit(worker)
         return self._stream.pipelines.limit(worker.index, self._lost)
 

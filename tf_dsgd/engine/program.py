@@ -147,8 +147,11 @@ class _ShardView:
     def __init__(self, program: Program, index: int):
         self._program = program
         self._index = index
-        self._mine = [v for v in program.step.weights if v.shard == index]
+        self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
+        self._mine = [program.step.weights[i] for i in self._numbers]
         self.weights = [v.primary for v in self._mine]
+        self.noted = False
+        """Whether the rule now being traced let the optimizer change the weights."""
         self.num_workers = program.store.num_workers
 
     @property
@@ -173,11 +176,22 @@ class _ShardView:
             dtype or weight.dtype,
         )
 
-    def counter(self, name: str) -> tf.Variable:
-        return self._program.shard_cell(self._index, (name, "counter"), [], tf.int64)
+    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
+        return self._program.shard_cell(self._index, (name, "counter"), [], tf.as_dtype(dtype))
+
+    def is_sparse(self, index: int) -> bool:
+        return self._program.step.sparse[self._numbers[index]]
 
     def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
         self._program.step.optimize(self._index, gradients, scale)
+        self.note_rows(gradients)
+
+    def note_rows(self, tensors: Sequence[Gradient]) -> None:
+        """Has the rows of sparse weights in the logs from which workers fetch."""
+        self.noted = True
+        for i, tensor in zip(self._numbers, tensors, strict=False):
+            if i in self._program.row_logs and isinstance(tensor, tf.IndexedSlices):
+                self._program.row_logs[i].note(tensor.indices)
 
     def count_updates(self, number: Any = 1) -> None:
         self._program.step.count_updates(self._index, number)
@@ -244,13 +258,17 @@ class Program:
         )
 
     def shard_cell(
-        self, shard: int, key: Any, shape: Sequence[int], dtype: tf.DType
+        self, shard: int, key: Any, shape: Sequence[int | None], dtype: tf.DType
     ) -> tf.Variable:
         """Memory of a shard, zero at first."""
         if (shard, key) not in self._shard_cells:
             with tf.init_scope():
                 self._shard_cells[shard, key] = _tf.make_variable(
-                    tf.zeros(shape, dtype), device=self.shards[shard].device, name=str(key[0])
+                    tf.zeros([d or 0 for d in shape], dtype),
+                    device=self.shards[shard].device,
+                    dtype=dtype,
+                    shape=shape,
+                    name=str(key[0]),
                 )
         return self._shard_cells[shard, key]
 
@@ -372,15 +390,16 @@ class Program:
         changes: Sequence[tf.Tensor],
     ) -> tf.Tensor | bool:
         worker, _, _, version, steps = tf.unstack(header, 5)
+        view = self._views[shard.index]
+        view.noted = False
         changed = self.step.on_shard(
             shard.index,
             lambda: self.algorithm.server.receive(
-                self._views[shard.index], Message(worker, version, steps, staleness, tensors)
+                view, Message(worker, version, steps, staleness, tensors)
             ),
         )
-        for i, tensor in zip(self._weights_of(shard.index), tensors, strict=False):
-            if i in self.row_logs:
-                self.row_logs[i].note(tensor.indices)
+        if not view.noted:  # the rule itself writes, and no rows but those it was sent
+            view.note_rows(tensors)
         state = self.step.merged_state()
         for change, j in zip(changes, self._merged_of(shard.index), strict=True):
             variable = state[j]

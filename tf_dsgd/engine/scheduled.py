@@ -66,8 +66,7 @@ class ScheduledEngine(Engine):
         for worker in self.workers:
             if worker.unsent:
                 self.push(worker.index)
-        if any(w.clock for w in self.workers):
-            self.flush()
+        self._flush()
         self._reset()
 
     def _advance(self) -> None:

@@ -87,8 +87,7 @@ class SimulatorEngine(Engine):
             return
         self._wake()
         self._advance(flushing=True)
-        if self.program.flush is not None and any(w.clock for w in self.workers):
-            self.program.flush()
+        self._flush()
         self._reset()
 
     def _put(self, time: float, worker: WorkerState, message: Any = None) -> None:

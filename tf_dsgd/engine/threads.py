@@ -77,8 +77,7 @@ class ThreadsEngine(Engine):
         finally:
             self._flushing = False
         self._raise_error()
-        if self.program.flush is not None and any(w.clock for w in self.workers):
-            self.program.flush()
+        self._flush()
         self._reset()
 
     def _until(self, condition: Callable[[], bool]) -> None:
@@ -163,8 +162,9 @@ class ThreadsEngine(Engine):
         done = worker.step
         worker.fetch_next = self.exchange.fetch_due(done)
         with self._changed:
-            steps = self._take(worker)
-        if self.exchange.push_due(done):
+            sending = self.exchange.push_due(done)
+            steps = self._take(worker, sending=sending)
+        if sending:
             self._push(worker, program, steps)
         return steps
 
@@ -181,9 +181,14 @@ class ThreadsEngine(Engine):
             self._busy.add(worker.index)
             return steps
 
-    def _take(self, worker: WorkerState) -> int:
-        """Takes a round's batches if there are enough and the rules let the worker begin."""
-        if self._closing or self._error is not None or not self._may_begin(worker):
+    def _take(self, worker: WorkerState, *, sending: bool = False) -> int:
+        """Takes a round's batches if there are enough and the rules let the worker begin.
+
+        With `sending` the round begins when the message that is due was sent.
+        """
+        if self._closing or self._error is not None:
+            return 0
+        if not self._may_begin(worker, sending=sending):
             return 0
         steps = self._round_steps(worker, self._available, self._flushing)
         self._available -= steps

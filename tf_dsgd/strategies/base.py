@@ -450,6 +450,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             if _tf.iterations_variable(optimizer) is variable:
                 # Restored from a file: schedules go on from the mini-batch that matches.
                 per_update = self.algorithm.exchange.push_every
+                per_update *= self.algorithm.server.messages_per_update
                 if self.algorithm.local.sends == "update":
                     per_update = 1
                 self._steps.assign(variable.primary * per_update)

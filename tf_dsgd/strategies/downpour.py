@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd.algorithm import Algorithm, LocalRule, ServerRule
-from tf_dsgd.algorithms.downpour import (
-    AccrueGradient,
-    CompiledOptimizer,
-    Periods,
-    inverse_staleness,
-)
+from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.cluster import integer, positive_int
+from tf_dsgd.strategies.arguments import (
+    check_staleness_factor,
+    staleness_bound,
+    staleness_factor,
+)
 from tf_dsgd.strategies.base import DistributedStrategy
 
 
@@ -104,7 +104,8 @@ class DownpourStrategy(DistributedStrategy):
             `"inverse"` is 1 / max(tau, 1); or a callable from an int64 scalar tensor to a
             float scalar tensor; None for no scaling.
         max_staleness: a worker starts a round only if it has sent at most this many messages more
-            than the slowest worker (bounded staleness, SSP); at least 0; None for no bound.
+            than the slowest worker (bounded staleness, SSP); at least 0; None for no bound. A lost
+            worker is not waited for, and one that joins late starts from the slowest's count.
         wire_dtype: type in which floating-point weights and gradients travel between workers and
             shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
             variables' own. Shards keep and update weights in their own type.
@@ -152,52 +153,15 @@ class DownpourStrategy(DistributedStrategy):
             fetch_every=positive_int("fetch_every", fetch_every),
             warm_start_steps=integer("warm_start_steps", warm_start_steps, 0),
             wire_dtype=wire_dtype,
-            max_staleness=None
-            if max_staleness is None
-            else integer("max_staleness", max_staleness, 0, ", or None"),
+            max_staleness=staleness_bound(max_staleness),
         )
-        scaling = _scaling(staleness_scaling)
+        scaling = staleness_factor(staleness_scaling)
         local = _local_rule(local_rule, exchange)
         server: ServerRule = (
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
         super().__init__(cluster, Algorithm(local, exchange, server))
-        if scaling is not None:
-            _check_scaling(staleness_scaling, scaling)
-
-
-def _scaling(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    if value is None or callable(value):
-        return value
-    if value == "inverse":
-        return inverse_staleness
-    raise ValueError(
-        'staleness_scaling must be "inverse", a callable of the staleness, or None. '
-        f"Received: {value!r}."
-    )
-
-
-def _check_scaling(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]) -> None:
-    # In a graph, as the shard calls it; whatever the user's function raises is shown.
-    traced = tf.function(
-        lambda tau: tf.cast(scaling(tau), tf.float32),
-        autograph=False,
-        input_signature=[tf.TensorSpec([], tf.int64)],
-    )
-    for staleness in (0, 1, 1000):
-        try:
-            factor = float(traced(tf.constant(staleness, tf.int64)))
-        except Exception as error:
-            raise ValueError(
-                "staleness_scaling must be a callable from an int64 scalar tensor, the staleness, "
-                f"to a float scalar. Received: {given!r}, which fails at {staleness}: {error}"
-            ) from error
-        if not 0 <= factor < float("inf"):
-            raise ValueError(
-                "staleness_scaling must give a finite factor of at least 0 for every staleness "
-                f"from 0 on. Received: {given!r}, which gives {factor} at {staleness}. For 1 / tau "
-                'use "inverse", which is 1 at 0.'
-            )
+        check_staleness_factor(staleness_scaling, scaling)
 
 
 def _local_rule(value: Any, exchange: Periods) -> LocalRule:

@@ -82,3 +82,20 @@ def test_arrays_in_the_graph_are_refused():
     )
     with pytest.raises(ValueError, match=r"29 MB of arrays.*Read them from files"):
         model.fit(data, shuffle=False, verbose=0)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_whose_pipeline_is_empty_holds_nobody_up():
+    """Pipelines of 4 and 60 batches: bounded staleness looks at workers that have work left."""
+    strategy = tf_dsgd.DownpourStrategy(max_staleness=1)
+
+    def dataset_fn(context):
+        rows = tf.data.Dataset.from_tensors(tuple(helpers.ones(2)))
+        return rows.repeat(4 if context.input_pipeline_id == 0 else 60)
+
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    model.fit(dataset, epochs=2, verbose=0, shuffle=False)
+    np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -128.0, "float32"))
+    assert [worker.steps for worker in strategy.ledger().workers] == [8, 120]

@@ -1,0 +1,54 @@
+"""Checks of arguments that several strategies have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd.algorithms.downpour import inverse_staleness
+from tf_dsgd.cluster import integer
+
+
+def staleness_bound(value: Any) -> int | None:
+    """`max_staleness`: an integer of at least 0, or None."""
+    return None if value is None else integer("max_staleness", value, 0, ", or None")
+
+
+def staleness_factor(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """The function f that `staleness_scaling` stands for; None where the factor is always 1."""
+    if value is None or callable(value):
+        return value
+    if value == "inverse":
+        return inverse_staleness
+    raise ValueError(
+        'staleness_scaling must be "inverse", a callable of the staleness, or None. '
+        f"Received: {value!r}."
+    )
+
+
+def check_staleness_factor(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor] | None) -> None:
+    """Tries `scaling`, for which the user gave `given`; after TensorFlow may open its devices."""
+    if scaling is None:
+        return
+    # In a graph, as the shard calls it; whatever the user's function raises is shown.
+    traced = tf.function(
+        lambda tau: tf.cast(scaling(tau), tf.float32),
+        autograph=False,
+        input_signature=[tf.TensorSpec([], tf.int64)],
+    )
+    for staleness in (0, 1, 1000):
+        try:
+            factor = float(traced(tf.constant(staleness, tf.int64)))
+        except Exception as error:
+            raise ValueError(
+                "staleness_scaling must be a callable from an int64 scalar tensor, the staleness, "
+                f"to a float scalar. Received: {given!r}, which fails at {staleness}: {error}"
+            ) from error
+        if not 0 <= factor < float("inf"):
+            raise ValueError(
+                "staleness_scaling must give a finite factor of at least 0 for every staleness "
+                f"from 0 on. Received: {given!r}, which gives {factor} at {staleness}. For 1 / tau "
+                'use "inverse", which is 1 at 0.'
+            )
