@@ -10,6 +10,7 @@ model.fit(x, y, batch_size=64, epochs=5)
 from tf_dsgd import _requirements as _requirements  # first: it says what is missing
 from tf_dsgd import callbacks, gpu, optimizers
 from tf_dsgd.cluster import Exponential, LocalCluster, SimulatedCluster, TFCluster
+from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 
 __version__ = "0.1.0"
@@ -20,8 +21,10 @@ __all__ = [
     "LocalCluster",
     "LocalSGD",
     "SimulatedCluster",
+    "Simulation",
     "TFCluster",
     "callbacks",
     "gpu",
     "optimizers",
+    "simulate",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -14,9 +14,11 @@ from absl import logging
 from tf_dsgd import _tf, gpu, tasks
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, connect, say
+from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine import simulator
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.cluster import ClusterEngine
+from tf_dsgd.engine.scheduled import ScheduledEngine
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 
@@ -276,10 +278,30 @@ class SimulatedCluster(Cluster):
             a sequence of these, one per worker.
         network_seconds: virtual time of a message one way, likewise.
         seed: integer; seeds the delays, and nothing else.
+        schedule: who fetches, steps and sends in which order, in place of delays and of what the
+            algorithm's periods would say: a list of entries `(worker, action)` or `(worker,
+            action, what)`, see below; what `strategy.recording()` gave is one.
         faults: must be empty in this version.
 
+    The entries of a schedule, mini-batches being numbered from 0 in the order of the data, on
+    through all epochs::
+
+        (m, "fetch")                worker m fetches
+        (m, "step", (3, 4))         it computes gradients on the mini-batches 3 and 4
+        (m, "push", (3, 4))         the same, and sends what it has accrued
+        (m, "push", ())             it only sends
+        (m, "step"), (m, "push")    on the next mini-batch that no entry before it named
+        (m, "flush")                the shard uses what its rule has collected so far
+
+    A worker fetches before its first step; at most `push_every` mini-batches go into a message and
+    at most `fetch_every` are computed on one fetch, since that is what the rules were traced for.
+    At the end of an epoch, and where a callback reads weights, every mini-batch handed out must
+    have been used, and what is accrued is sent. A fetch may name the version that it must find,
+    `(m, "fetch", version)`.
+
     Raises:
-        ValueError: for a wrong number, naming it.
+        ValueError: for a wrong number, naming it; in training, for a schedule that does not fit,
+            naming the entry.
 
     Example:
 
@@ -294,9 +316,18 @@ class SimulatedCluster(Cluster):
         compute_seconds: Any = 1.0,
         network_seconds: Any = 0.0,
         seed: int = 0,
+        schedule: Iterable[Any] | None = None,
         faults: Sequence[Any] = (),
     ):
         self.num_workers = positive_int("num_workers", num_workers)
+        self._schedule = None
+        if schedule is not None:
+            if (compute_seconds, network_seconds, seed) != (1.0, 0.0, 0):
+                raise ValueError(
+                    "A schedule takes the place of compute_seconds, network_seconds and seed: "
+                    "leave them out."
+                )
+            self._schedule = schedules.checked(schedule, self.num_workers)
         self._repr = (
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
             f"network_seconds={network_seconds}, seed={seed})"
@@ -321,8 +352,11 @@ class SimulatedCluster(Cluster):
         return [tf.config.list_logical_devices("CPU")[0].name]
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
+        store = Store(self.shard_devices() * self.num_workers)
+        if self._schedule is not None:
+            return ScheduledEngine(store, exchange, self._schedule)
         return simulator.SimulatorEngine(
-            Store(self.shard_devices() * self.num_workers),
+            store,
             exchange,
             self._compute,
             self._network,

@@ -261,6 +261,11 @@ class Program:
                 )
         return self._shard_cells[shard, key]
 
+    @property
+    def shard_cells(self) -> list[tf.Variable]:
+        """What rules keep on shards."""
+        return list(self._shard_cells.values())
+
     def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
         return self.store.bind(tf.function(fn, autograph=False).get_concrete_function(*specs))
 

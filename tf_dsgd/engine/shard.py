@@ -145,6 +145,11 @@ class Shard:
             with tf.init_scope(), tf.device(device):
                 self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that is counted here but `schedule_step`."""
+        return [self.version, self._books, self._bins]
+
     # -- traced -----------------------------------------------------------------------------
 
     def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:

@@ -176,6 +176,14 @@ class Store:
             for function in self._bound[worker]:
                 function.bind(worker)
 
+    def variables(self) -> list[Any]:
+        """All variables of all workers that are there."""
+        return [copy for replicated in self._all for copy in replicated.present()]
+
+    def begun(self, worker: int) -> int:
+        """The first shard's version that a worker's unsent gradients began with."""
+        return int(self.clock.of(worker).numpy()[_FIXED])
+
     # -- numbers of messages ----------------------------------------------------------------
 
     def sequences(self) -> list[int]:

@@ -31,6 +31,7 @@ from tf_dsgd.strategies.dataset import (
     Token,
     TokenDataset,
     TokenIterator,
+    TokenSpec,
     is_keras_enqueuer,
     make_pull,
 )
@@ -289,7 +290,14 @@ class DistributedStrategy(tf.distribute.Strategy):
                 "Create it, and compile the model, inside `with strategy.scope():`."
             )
 
-    def _program(self, fn: Any, token: Token, with_batch: Any) -> _FitProgram | None:
+    def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
+        """The functions of a step that takes one batch and applies gradients."""
+        traced = self._program(fn, TokenSpec(element_spec), lambda batch: ((batch,), {}))
+        if traced is None:
+            raise ValueError("The step applies no gradients.")
+        return traced.program
+
+    def _program(self, fn: Any, token: Any, with_batch: Any) -> _FitProgram | None:
         key = (fn, str(token.element_spec))
         if tf.executing_eagerly() and key in self._eager_programs:
             return self._eager_programs[key]
