@@ -22,15 +22,17 @@ class Twin:
         self.fetched_at[worker] = self.version
         self.seen[worker] = self.state()
 
-    def push(self, worker, g, rows=slice(None)):
-        self._apply(g, rows, self.seen[worker], self.version - self.fetched_at[worker])
+    def push(self, worker, g, rows=slice(None), version=None):
+        """`version` is that of the fetch before the first gradient, if not of the last fetch."""
+        version = self.fetched_at[worker] if version is None else version
+        self._apply(g, rows, self.seen[worker], self.version - version)
+        self.version += 1
 
     def no_delay(self, g, rows=slice(None)):
         self._apply(g, rows, self.state(), 0)
 
     def _apply(self, g, rows, seen, staleness):
         self.update(np.asarray(g, np.float64)[rows], rows, seen[rows], staleness)
-        self.version += 1
 
 
 class AdaptiveRevision(Twin):
