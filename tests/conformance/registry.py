@@ -2,6 +2,8 @@
 
 import functools
 
+import keras
+
 import tf_dsgd
 from tests import helpers
 
@@ -24,6 +26,22 @@ CONFIGURATIONS = {
     "downpour_scaled": _downpour(staleness_scaling="inverse"),
     "downpour_bfloat16": _downpour(wire_dtype="bfloat16"),
     "downpour_warm": _downpour(warm_start_steps=10),
+    "downpour_adaptive_revision": _downpour(),
+    "downpour_adaptive_revision_3_5": _downpour(push_every=3, fetch_every=5, local_rule="none"),
+    "downpour_delay_compensated": _downpour(),
+    "downpour_delay_compensated_adaptive": _downpour(push_every=2, fetch_every=2),
+    "downpour_fasgd": _downpour(),
+}
+
+# What a configuration compiles, where it is not SGD.
+OPTIMIZERS = {
+    "downpour_adaptive_revision": lambda: tf_dsgd.optimizers.AdaptiveRevision(0.5),
+    "downpour_adaptive_revision_3_5": lambda: tf_dsgd.optimizers.AdaptiveRevision(0.5),
+    "downpour_delay_compensated": lambda: tf_dsgd.optimizers.DelayCompensatedSGD(0.02),
+    "downpour_delay_compensated_adaptive": lambda: tf_dsgd.optimizers.DelayCompensatedSGD(
+        0.02, 2.0, mean_square_decay=0.95
+    ),
+    "downpour_fasgd": lambda: tf_dsgd.optimizers.FASGD(0.1),
 }
 
 # Under the launcher the same checks run on its worker and ps processes.
@@ -36,6 +54,11 @@ ENGINES = helpers.engines(
         seed=17,
     ),
 )
+
+
+def optimizer(configuration):
+    """What a configuration's model is compiled with; called in the scope."""
+    return OPTIMIZERS.get(configuration, lambda: keras.optimizers.SGD(0.02))()
 
 
 def make(configuration, engine):

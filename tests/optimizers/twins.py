@@ -1,7 +1,7 @@
 """The rules in NumPy, in double precision, straight from their equations.
 
-A twin holds one weight, `w`. Its workers `fetch` it whole; a message is a gradient and the rows that
-it touches, all of them if it is dense. `no_delay` applies a gradient that nobody fetched for.
+A twin holds one weight, `w`. Its workers `fetch` it whole; a message is a gradient and the rows
+that it touches, all of them if it is dense. `no_delay` applies a gradient that nobody fetched for.
 """
 
 import numpy as np

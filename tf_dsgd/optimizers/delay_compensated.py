@@ -28,7 +28,8 @@ class DelayCompensatedSGD(delay.DelayTolerantOptimizer):
         M <- m M + (1 - m) g g
         lam_t = lam / sqrt(M + epsilon)
 
-    `lam=0` is SGD, and so is every setting without delays.
+    `lam=0` is SGD, and so is every setting without delays. (With `weight_decay`, which Keras makes
+    before the step, a gradient is moved to the decayed weights.)
 
     Under a strategy whose shards run the optimizer (`tf_dsgd.DownpourStrategy`) a shard remembers
     for each worker the weights that it fetched; one common memory would be wrong for all but the
