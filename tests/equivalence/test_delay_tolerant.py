@@ -1,66 +1,14 @@
 """Where nothing is delayed, optimizers for delayed gradients are those they are made from."""
 
 import keras
-import numpy as np
 import pytest
 
 import tf_dsgd
 from tests import helpers
 from tests.equivalence import twin
 from tests.equivalence.models import MODELS
-from tests.equivalence.test_optimizers import schedule
+from tests.optimizers.pairs import OURS, PAIRS, assert_same_weights, pair
 from tf_dsgd import optimizers
-
-# Ours, and Keras's that does the same without delays.
-PAIRS = {
-    "adaptive_revision": (
-        optimizers.AdaptiveRevision,
-        lambda rate, **options: keras.optimizers.Adagrad(
-            rate, initial_accumulator_value=1.0, epsilon=0.0, **options
-        ),
-    ),
-    "delay_compensated": (
-        lambda rate, **options: optimizers.DelayCompensatedSGD(rate, lam=5.0, **options),
-        keras.optimizers.SGD,
-    ),
-}
-OPTIONS = {
-    "plain": {},
-    "clipnorm": {"clipnorm": 0.05},
-    "clipvalue": {"clipvalue": 0.02},
-    "global_clipnorm": {"global_clipnorm": 0.1},
-    "weight_decay": {"weight_decay": 0.1},
-    "ema": {"use_ema": True, "ema_momentum": 0.8},
-    "ema_overwritten": {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 4},
-    "schedule": {},
-}
-OURS = {
-    "adaptive_revision": lambda: optimizers.AdaptiveRevision(0.1),
-    "delay_compensated": lambda: optimizers.DelayCompensatedSGD(0.1),
-    "delay_compensated_adaptive": lambda: optimizers.DelayCompensatedSGD(0.1, 2.0, 0.95),
-    "fasgd": lambda: optimizers.FASGD(0.01),
-}
-
-
-def pair(name, option):
-    ours, kerass = PAIRS[name]
-    rate = (lambda: 0.1) if option != "schedule" else schedule
-    options = OPTIONS[option]
-    return twin.mlp(lambda: ours(rate(), **options)), twin.mlp(lambda: kerass(rate(), **options))
-
-
-def assert_same_weights(ours, theirs):
-    helpers.assert_close(ours.get_weights(), theirs.get_weights(), 2e-6)
-    assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("name", PAIRS)
-def test_in_plain_keras_it_is_what_it_is_made_from(name, option):
-    make_ours, make_theirs = pair(name, option)
-    assert_same_weights(
-        twin.fit(make_ours, *twin.data())[0], twin.fit(make_theirs, *twin.data())[0]
-    )
 
 
 @pytest.mark.parametrize(
@@ -132,45 +80,6 @@ def test_float16_with_overflow(name):
         twin.mlp(OURS[name]), strategy, x, 100.0 * y, tolerance=1e-4
     )
     assert float(plain.optimizer.dynamic_scale) < 2.0**15, "nothing overflowed"
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_sparse_gradients_do_what_dense_ones_do(name):
-    """In plain Keras; ids that repeat in a batch count as their sum, as they do in a dense one."""
-    rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 20, (48, 4)), rng.standard_normal((48, 1)).astype("float32")
-    weights = []
-    for sparse in (True, False):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [keras.Input((4,), dtype="int32"), Table(sparse), keras.layers.Dense(1)]
-        )
-        model.compile(OURS[name](), "mse")
-        # Every row in every batch, so that means of a row's messages are means of all messages.
-        every = np.tile(np.arange(20), (1, 1)).repeat(8, 0)
-        for k in range(6):
-            batch = np.concatenate([x[8 * k : 8 * k + 8], every], 1)
-            model.train_on_batch(batch, y[8 * k : 8 * k + 8])
-        weights.append(model.get_weights())
-    helpers.assert_close(*weights, 1e-5)
-
-
-class Table(keras.layers.Layer):
-    """The mean of rows of a table, whose gradient is sparse, or dense by a one-hot product."""
-
-    def __init__(self, sparse):
-        super().__init__()
-        self.sparse = sparse
-        start = keras.initializers.RandomUniform(-0.05, 0.05, seed=3)
-        self.table = self.add_weight(shape=(20, 3), initializer=start, name="table")
-
-    def call(self, ids):
-        if self.sparse:
-            return keras.ops.mean(keras.ops.take(self.table, ids, axis=0), 1)
-        return keras.ops.mean(keras.ops.matmul(keras.ops.one_hot(ids, 20), self.table), 1)
-
-    def compute_output_shape(self, shape):
-        return (shape[0], 3)
 
 
 @pytest.mark.parametrize("engine", twin.ENGINES)
