@@ -260,6 +260,14 @@ def built_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variabl
     return list(optimizer._trainable_variables)
 
 
+def slot_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
+    """A weight's place in the lists of variables that an optimizer keeps beside weights.
+
+    Keras's guide to writing an optimizer uses this method.
+    """
+    return optimizer._get_variable_index(variable)
+
+
 def answer_remotely(token: str, function: Callable[[], Any]) -> None:
     """Lets other processes of a cluster call a Python function of this one by `tf.raw_ops.PyFunc`.
 

@@ -93,8 +93,17 @@ class Shard(Protocol):
     def is_sparse(self, index: int) -> bool:
         """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
 
-    def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
-        """One update by the compiled optimizer; `scale` multiplies its *step* (its rate)."""
+    def optimize(
+        self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
+    ) -> None:
+        """One update by the compiled optimizer; `scale` multiplies its *step* (its rate).
+
+        `message` is what brought the gradients, for optimizers that correct them for its delay;
+        None where they are of several messages.
+        """
+
+    def remember(self, worker: tf.Tensor) -> None:
+        """Called in `ServerRule.fetched`: the compiled optimizer remembers what it needs of it."""
 
     def count_updates(self, number: Any = 1) -> None:
         """Counts updates in `optimizer.iterations` that `optimize` did not make."""

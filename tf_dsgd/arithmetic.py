@@ -49,3 +49,10 @@ def scaled(value: Gradient, factor: Any) -> Gradient:
             value.values * tf.cast(factor, value.values.dtype), value.indices, value.dense_shape
         )
     return value * tf.cast(factor, value.dtype)
+
+
+def merged_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same sum with every row named once."""
+    rows, place = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, place, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)

@@ -25,8 +25,7 @@ def trained(request):
     run.validation = helpers.regression(60, seed=5)
     with run.strategy.scope():
         run.model = helpers.recording_model(
-            keras.optimizers.SGD(registry.RATES.get(configuration, 0.02)),
-            metrics=helpers.id_metrics(),
+            registry.optimizer(configuration), metrics=helpers.id_metrics()
         )
     run.ids = run.model.get_layer("ids").ids
     ids = helpers.AtEpochEnd(run.ids.take)

@@ -2,6 +2,8 @@
 
 import functools
 
+import keras
+
 import tf_dsgd
 from tests import helpers
 
@@ -31,13 +33,29 @@ CONFIGURATIONS = {
     "downpour_bounded": _downpour(push_every=2, fetch_every=2, max_staleness=1),
     "softsync": _softsync(gradients_per_update=3),
     "softsync_bounded": _softsync(gradients_per_update=2, staleness_scaling=None, max_staleness=0),
+    "downpour_adaptive_revision": _downpour(),
+    "downpour_adaptive_revision_3_5": _downpour(push_every=3, fetch_every=5, local_rule="none"),
+    "downpour_delay_compensated": _downpour(),
+    "downpour_delay_compensated_adaptive": _downpour(push_every=2, fetch_every=2),
+    "downpour_fasgd": _downpour(),
+}
+
+# What a configuration compiles, where it is not SGD.
+OPTIMIZERS = {
+    "downpour_adaptive_revision": lambda: tf_dsgd.optimizers.AdaptiveRevision(0.5),
+    "downpour_adaptive_revision_3_5": lambda: tf_dsgd.optimizers.AdaptiveRevision(0.5),
+    "downpour_delay_compensated": lambda: tf_dsgd.optimizers.DelayCompensatedSGD(0.02),
+    "downpour_delay_compensated_adaptive": lambda: tf_dsgd.optimizers.DelayCompensatedSGD(
+        0.02, 2.0, mean_square_decay=0.95
+    ),
+    "downpour_fasgd": lambda: tf_dsgd.optimizers.FASGD(0.1),
+    # The mean of c gradients makes a step like that of one.
+    "softsync": lambda: keras.optimizers.SGD(0.06),
+    "softsync_bounded": lambda: keras.optimizers.SGD(0.04),
 }
 
 # Where several messages make one update: how many. Each of them is one mini-batch.
 MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
-
-# The learning rate, where it is not 0.02: the mean of c gradients makes a step like that of one.
-RATES = {"softsync": 0.06, "softsync_bounded": 0.04}
 
 # Under the launcher the same checks run on its worker and ps processes.
 ENGINES = helpers.engines(
@@ -49,6 +67,11 @@ ENGINES = helpers.engines(
         seed=17,
     ),
 )
+
+
+def optimizer(configuration):
+    """What a configuration's model is compiled with; called in the scope."""
+    return OPTIMIZERS.get(configuration, lambda: keras.optimizers.SGD(0.02))()
 
 
 def make(configuration, engine):

@@ -5,6 +5,7 @@ import inspect
 import tf_dsgd
 from tests import helpers
 from tests.conformance import registry
+from tf_dsgd.optimizers import delay
 
 
 def test_every_public_strategy_is_registered():
@@ -20,6 +21,16 @@ def test_every_registered_strategy_has_a_configuration():
     engine = next(iter(registry.ENGINES))
     made = {type(registry.make(name, engine)).__name__ for name in registry.CONFIGURATIONS}
     assert made == registry.STRATEGIES
+
+
+def test_every_optimizer_that_looks_at_delays_is_compiled():
+    public = {
+        value
+        for _, value in inspect.getmembers(tf_dsgd.optimizers, inspect.isclass)
+        if issubclass(value, delay.DelayTolerantOptimizer)
+    }
+    assert public == {type(make()) for make in registry.OPTIMIZERS.values()}
+    assert set(registry.OPTIMIZERS) <= set(registry.CONFIGURATIONS)
 
 
 def test_every_public_cluster_is_an_engine():

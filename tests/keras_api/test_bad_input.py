@@ -42,6 +42,10 @@ def cases(made, name, *values, positional=False):
         yield Case(call, name, value, shown)
 
 
+revision, fasgd = tf_dsgd.optimizers.AdaptiveRevision, tf_dsgd.optimizers.FASGD
+compensated = tf_dsgd.optimizers.DelayCompensatedSGD
+NOT_POSITIVE = (0.0, -1.0, math.nan, math.inf, "1", None, True)
+NO_DECAY = (-0.1, 1.0, 1.5, math.nan, "0.9", True)
 downpour, local = tf_dsgd.DownpourStrategy, tf_dsgd.LocalCluster
 softsync = partial(tf_dsgd.SoftsyncStrategy, gradients_per_update=2)
 TIMES = (-1.0, math.nan, math.inf, "fast", None, [1.0], [1.0, 2.0, 3.0], [1.0, -2.0])
@@ -68,6 +72,17 @@ BAD = [
     *cases(
         tf_dsgd.LocalSGD, "learning_rate", -0.1, math.nan, math.inf, "fast", None, positional=True
     ),
+    *cases(revision, "learning_rate", -0.1, math.nan, math.inf, "fast", None, True),
+    *cases(revision, "initial_accumulator_value", *NOT_POSITIVE),
+    *cases(compensated, "learning_rate", -0.1, math.nan, "fast", None),
+    *cases(compensated, "lam", -0.1, math.nan, math.inf, "1", None, False),
+    *cases(compensated, "mean_square_decay", *NO_DECAY),
+    *cases(compensated, "epsilon", *NOT_POSITIVE),
+    *cases(fasgd, "learning_rate", -0.1, math.nan, "fast", None),
+    *cases(fasgd, "gamma", *NO_DECAY, None),
+    *cases(fasgd, "beta", *NO_DECAY, None),
+    *cases(fasgd, "epsilon", *NOT_POSITIVE),
+    *cases(fasgd, "initial_deviation", -1.0, math.nan, math.inf, "1", None),
     *cases(tf_dsgd.gpu.configure_memory, "limit_mb", 0, -5, "1GB"),
     *cases(tf_dsgd.gpu.configure_memory, "growth", "yes", 2, None),
 ]

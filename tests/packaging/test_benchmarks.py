@@ -80,6 +80,18 @@ def test_loss_vs_seconds_prints_a_table():
     assert "| Downpour, 2 workers, periods of 20 |" in output
 
 
+def test_server_rules_prints_a_table(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "server_rules.py",
+        *("--parameters", "10000", "--repetitions", "2", "--calls", "2", "--json", str(written)),
+    )
+    assert "| AdaptiveRevision |" in output
+    (group,) = json.loads(written.read_text())["groups"]
+    assert {len(v) for times in group["results"].values() for v in times.values()} == {2}
+    assert all(x > 0 for times in group["results"].values() for v in times.values() for x in v)
+
+
 def test_mini_batches_of_a_cluster_count_when_applied():
     spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
     program = str(ROOT / "benchmarks" / "cluster_contenders.py")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_dsgd import algorithm, arithmetic
-from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.arithmetic import Gradient, merged_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +97,6 @@ def _sparse_cells(worker: algorithm.Worker, i: int) -> tuple[tf.Variable, tf.Var
     return rows, worker.cell("accrued_values", i, shape=[None, *row])
 
 
-def merged_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """The same sum with every row named once."""
-    rows, place = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, place, tf.size(rows))
-    return tf.IndexedSlices(values, rows, slices.dense_shape)
-
-
 @dataclasses.dataclass(frozen=True)
 class Periods(algorithm.ExchangeRule):
     """Downpour's exchange: two periods, a warm start, and optionally bounded staleness."""
@@ -132,5 +125,9 @@ class CompiledOptimizer(algorithm.ServerRule):
 
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         scale = 1.0 if self.scaling is None else self.scaling(message.staleness)
-        shard.optimize(message.tensors, scale)
+        shard.optimize(message.tensors, scale, message)
         return True
+
+    def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> Sequence[tf.Tensor]:
+        shard.remember(worker)
+        return ()

@@ -21,7 +21,7 @@ runs under its lock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,8 +71,13 @@ class Step(Protocol):
     def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         """Gradients fit for a local step."""
 
-    def optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
+    def optimize(
+        self, shard: int, gradients: Sequence[Gradient], scale: Any, message: Message | None
+    ) -> None:
         """The compiled optimizer's update of a shard's weights, traced there."""
+
+    def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
+        """The compiled optimizer remembers what `worker` fetches: of some weights only `rows`."""
 
     def count_updates(self, shard: int, number: Any) -> None:
         """Counts updates that `optimize` did not make."""
@@ -153,6 +158,8 @@ class _ShardView:
         self.noted = False
         """Whether the rule now being traced let the optimizer change the weights."""
         self.num_workers = program.store.num_workers
+        self.fetched_rows: Mapping[int, tf.Tensor] = {}
+        """While a fetch is traced: of the step's weights fetched by rows, which rows."""
 
     @property
     def version(self) -> tf.Tensor:
@@ -182,9 +189,14 @@ class _ShardView:
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[self._numbers[index]]
 
-    def optimize(self, gradients: Sequence[Gradient], scale: Any = 1.0) -> None:
-        self._program.step.optimize(self._index, gradients, scale)
+    def optimize(
+        self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
+    ) -> None:
+        self._program.step.optimize(self._index, gradients, scale, message)
         self.note_rows(gradients)
+
+    def remember(self, worker: tf.Tensor) -> None:
+        self._program.step.remember(self._index, worker, self.fetched_rows)
 
     def note_rows(self, tensors: Sequence[Gradient]) -> None:
         """Has the rows of sparse weights in the logs from which workers fetch."""
@@ -427,15 +439,16 @@ class Program:
 
         def body(flat: Any) -> list[tf.Tensor]:
             worker, unsent = tf.nest.pack_sequence_as(given, flat)
-            values: list[Gradient] = [
-                self._changed_rows(i, worker, unsent.get(i))
-                if self._fetches_rows(i)
-                else self.step.weights[i].primary.read_value()
+            rows = {
+                i: self._changed_rows(i, worker, unsent.get(i))
                 for i in mine
-            ]
+                if self._fetches_rows(i)
+            }
+            values = [self._read_weight(i, rows.get(i)) for i in mine]
+            view = self._views[shard.index]
+            view.fetched_rows = rows
             extras = self.step.on_shard(
-                shard.index,
-                lambda: self.algorithm.server.fetched(self._views[shard.index], worker),
+                shard.index, lambda: self.algorithm.server.fetched(view, worker)
             )
             fetched: _Fetched = (
                 [self._for_wire(value) for value in values],
@@ -463,16 +476,20 @@ class Program:
     def _fetches_rows(self, i: int) -> bool:
         return i in self.row_logs and not self.step.rewrites(self.step.weights[i])
 
-    def _changed_rows(
-        self, i: int, worker: tf.Tensor, unsent: tf.Tensor | None
-    ) -> tf.IndexedSlices:
-        variable = self.step.weights[i]
+    def _changed_rows(self, i: int, worker: tf.Tensor, unsent: tf.Tensor | None) -> tf.Tensor:
+        """Rows of a table in which the worker's copy may differ from the shard's."""
         changed, whole = self.row_logs[i].changed(worker)
         if unsent is not None:
             changed = tf.unique(tf.concat([changed, unsent], 0))[0]
-        shape = variable.primary.shape.as_list()
-        rows = tf.cond(whole, lambda: tf.range(shape[0], dtype=tf.int64), lambda: changed)
-        return tf.IndexedSlices(variable.primary.sparse_read(rows), rows, tf.constant(shape))
+        size = self.step.weights[i].primary.shape[0]
+        return tf.cond(whole, lambda: tf.range(size, dtype=tf.int64), lambda: changed)
+
+    def _read_weight(self, i: int, rows: tf.Tensor | None) -> Gradient:
+        primary = self.step.weights[i].primary
+        if rows is None:
+            return primary.read_value()
+        shape = tf.constant(primary.shape.as_list())
+        return tf.IndexedSlices(primary.sparse_read(rows), rows, shape)
 
     def _fetch(self) -> tf.Tensor:
         """Fetches from every shard; gives the first one's version."""

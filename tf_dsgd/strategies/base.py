@@ -134,7 +134,7 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         Returns:
             One `ShardInfo` per shard, with `device`, `variables` and `bytes` (weights, state of
-            layers and the optimizer's slots).
+            layers, the optimizer's slots, and what it remembers of workers' fetches).
         """
         return tuple(
             ShardInfo(device, self._shard_variables[s], self._shard_bytes[s])
@@ -424,10 +424,14 @@ class DistributedStrategy(tf.distribute.Strategy):
             return 0
         return min(range(self.num_shards), key=lambda s: self._shard_bytes[s])
 
+    def hold(self, shard: int, size: int) -> None:
+        """Counts a variable of so many bytes that is now on a shard."""
+        self._shard_variables[shard] += 1
+        self._shard_bytes[shard] += size
+
     def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
-        self._shard_variables[shard] += 1
-        self._shard_bytes[shard] += (primary.shape.num_elements() or 0) * primary.dtype.size
+        self.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
         if isinstance(creator, keras.optimizers.Optimizer):
             self._optimizers.add(creator)

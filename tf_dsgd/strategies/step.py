@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch
 from tf_dsgd.strategies.packing import Packing
@@ -179,8 +180,32 @@ class TracedStep:
             result.extend(part)
         return result
 
-    def optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
+    def optimize(
+        self,
+        shard: int,
+        gradients: Sequence[Gradient],
+        scale: Any = 1.0,
+        message: Message | None = None,
+    ) -> None:
         """Traces `optimizer.apply` for every call of it in the user's step, for one shard."""
+        for application in self.applications:
+            _check_delay_is_known(application.inner, message)
+        with applying(None if message is None else _delay_of(message)):
+            self._optimize(shard, gradients, scale)
+
+    def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
+        """Traces that optimizers remember what a worker fetches from one shard."""
+        if not self.applications:  # the optimizer runs on the workers
+            return
+        for i, variable in enumerate(self.weights):
+            optimizer = self._owner(i).inner
+            if variable.shard != shard or not isinstance(optimizer, DelayTolerantOptimizer):
+                continue
+            source = optimizer.remembered(variable)
+            if source is not None:
+                _replica(source).snapshots.take(worker, rows.get(i))
+
+    def _optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
         for application, part, variables in self._parts(gradients, shard):
             if not variables:
                 _check_empty(application, shard)
@@ -234,6 +259,36 @@ class TracedStep:
         return [
             v for v in self._worker.written.values() if v.kind in _MERGED and not v.owned_by_workers
         ]
+
+
+def _replica(variable: Any) -> ReplicaVariable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _delay_of(message: Message) -> Delay:
+    def seen(variable: Any, rows: tf.Tensor | None) -> tf.Tensor:
+        return _replica(variable).snapshots.of(message.worker, rows)
+
+    return Delay(message.staleness, seen)
+
+
+def _check_delay_is_known(optimizer: Any, message: Message | None) -> None:
+    if not isinstance(optimizer, DelayTolerantOptimizer):
+        return
+    name = type(optimizer).__name__
+    if message is None:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and this "
+            "algorithm applies several messages at once, or does not say which one it applies. Use "
+            "tf_dsgd.DownpourStrategy, or another optimizer."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and "
+            "gradient_accumulation_steps would add up those of several workers. Use push_every, "
+            "which adds up one worker's. Received: gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}."
+        )
 
 
 def _scaled_rate(rate: Any, scale: Any) -> tf.Tensor:

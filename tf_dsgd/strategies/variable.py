@@ -39,6 +39,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.engine.state import Replicated
+from tf_dsgd.strategies.snapshots import Snapshots
 
 
 class Kind(enum.Enum):
@@ -107,6 +108,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.shard = shard
         self.averaged = kind is Kind.STATISTIC
         self.copies: Replicated | None = None
+        self._snapshots: Snapshots | None = None
         self._on_shards: dict[int, tf.Variable] = {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave
         self.owned_by_workers = kind is Kind.SEED or (
@@ -165,6 +167,15 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
         return _initial(self.primary.numpy(), self.kind, self.owned_by_workers, worker, 0)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """What each worker last fetched of the primary, kept from when it is first asked for."""
+        if self._snapshots is None:
+            strategy = self.distribute_strategy
+            self._snapshots = Snapshots(self.primary, strategy.num_workers)
+            strategy.hold(self.shard, self._snapshots.bytes)
+        return self._snapshots
 
     # -- reading ----------------------------------------------------------------------------
 
