@@ -41,6 +41,8 @@ class _Turn:
 class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread."""
 
+    virtual_clock = True
+
     def __init__(
         self,
         store: Store,
@@ -63,6 +65,9 @@ class SimulatorEngine(Engine):
         self._blocked: list[WorkerState] = []
         self._idle = list(self.workers)
         self._available = 0
+
+    def clock(self) -> float:
+        return self.now
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
@@ -164,23 +169,28 @@ class SimulatorEngine(Engine):
         self._taken(worker, steps)
         time = self.now
         if worker.fetch_next:
+            worker.watch.enter("fetch", at=time)
             program.fetch[m]()
             time += self._network[m](random)
+        worker.watch.enter("compute", at=time)
         program.work[m](steps_tensor(steps), self._stream.queue)
         time += sum(self._compute[m](random) for _ in range(steps))
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         if self.exchange.push_due(worker.step):
             self._send(worker, time)
         else:
+            worker.watch.enter("wait", at=time)
             self._put(time, worker)
 
     def _send(self, worker: WorkerState, time: float) -> None:
+        worker.watch.enter("push", at=time)
         message = self.program.collect[worker.index]()
         worker.unsent = 0
         self._put(time + self._network[worker.index](self._random[worker.index]), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
+        worker.watch.enter("wait", at=turn.time)
         if self.exchange.waits_for_version:
             worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
