@@ -14,7 +14,7 @@ from tf_dsgd import report
 def test_a_worker_that_is_killed_and_comes_back(tmp_path):
     options = ("--workers", "2", "--ps", "1", "--restart_workers", "1")
     arguments = {"steps": 400, "epochs": 10_000, "monitor": str(tmp_path)}
-    with lost.launched(*options, program=lost.MODULE, **arguments) as process:
+    with lost.launched(*options, **arguments) as process:
         _, pid = lost.roles(process, 3)["worker 1"]
         lost.steps_where(process, lambda steps: min(steps) > 50, 60.0)
         os.kill(pid, signal.SIGKILL)
