@@ -1,7 +1,9 @@
 """What StalenessMonitor measures is what can be worked out by hand."""
 
 import csv
+import itertools
 import json
+import types
 
 import keras
 import numpy as np
@@ -192,6 +194,56 @@ def test_a_schedule_and_a_scaling_of_ones_own():
     )
     history = fit(make(strategy, rate), 6, StalenessMonitor())
     assert history["effective_rate"] == pytest.approx([0.25 * (1 + 1 / 4 + 4 / 9) / 6])
+
+
+def test_samples_are_examples(tmp_path):
+    """Eight mini-batches of eight and one of three are 67 examples, not 72."""
+    strategy = tf_dsgd.DownpourStrategy(ring())
+    model = make(strategy)
+    assert np.isnan(strategy.examples_per_step)
+    x, y = helpers.ones(67)
+    monitor = StalenessMonitor(tmp_path, tensorboard=False)
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[monitor])
+    assert [epoch["samples"] for epoch in records(tmp_path, "epoch")] == [67, 134]
+    assert strategy.examples_per_step == 67 / 9
+
+
+@pytest.mark.parametrize(
+    ("batch", "examples"),
+    [
+        ((np.zeros([5, 2]), np.zeros([5])), 5),
+        ({"b": tf.ragged.constant([[1], [], [2, 3]]), "c": np.zeros([3])}, 3),
+        ((tf.sparse.from_dense(np.eye(4)),), 4),
+        (np.float32(0.0), 1),
+    ],
+    ids=["dense", "ragged", "sparse", "scalar"],
+)
+def test_examples_of_a_batch(batch, examples):
+    dataset = tf.data.Dataset.from_tensors(batch).repeat(3)
+    stream = tf_dsgd.DownpourStrategy(ring()).experimental_distribute_dataset(dataset)
+    stream = iter(stream).stream
+    while stream.take():
+        assert stream.make_ready()
+        assert stream.examples == examples
+
+
+def test_slow_samples_are_taken_less_often(monkeypatch):
+    """A sample that takes half a second is followed by none for 25: a share of 2 %."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    fit(make(strategy), 2)
+    now = [100.0]
+    monkeypatch.setattr(strategy.engine, "clock", lambda: now[0])
+    ticks = (0.5 * tick for tick in itertools.count())
+    fake = types.SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr("tf_dsgd.callbacks.staleness.time", fake)
+    monitor = StalenessMonitor(every_seconds=2.0)
+    monitor.start(strategy)
+    taken = []
+    for _ in range(300):
+        now[0] += 0.5
+        if monitor.sample_if_due() is not None:
+            taken.append(now[0])
+    assert taken == [102.0 + 25.0 * i for i in range(6)]
 
 
 def test_a_model_without_a_strategy_is_refused():
