@@ -24,7 +24,15 @@ EXTRAS = {
     "tensorboard": ["tensorboard"],
     "plot": ["matplotlib"],
     "examples": ["scikit-learn"],
-    "test": ["pytest>=8", "pytest-timeout", "hypothesis", "psutil", "scikit-learn", "tensorboard"],
+    "test": [
+        "pytest>=8",
+        "pytest-timeout",
+        "hypothesis",
+        "psutil",
+        "scikit-learn",
+        "tensorboard",
+        "matplotlib",
+    ],
     "lint": ["ruff==0.17.*", "mypy>=1.13"],
     "docs": ["sphinx>=8", "myst-parser>=4", "sphinxcontrib-bibtex", "furo"],
 }

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -42,6 +43,8 @@ class Spec:
     batch_size: int = 64
     examples: int = 12_800
     epochs: int = 5
+    callback: str = ""
+    """`monitor`: StalenessMonitor with a folder; `empty`: one that does nothing at each batch."""
 
 
 def make_data(spec: Spec) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +113,22 @@ def build_model(spec: Spec) -> keras.Model:
     return model
 
 
-def run_fit(spec: Spec) -> dict:
+class EmptyCallback(keras.callbacks.Callback):
+    """What Keras itself takes to call a callback at each batch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+def make_callbacks(spec: Spec, run_dir: str) -> list[keras.callbacks.Callback]:
+    if spec.callback == "monitor":
+        import tf_dsgd
+
+        return [tf_dsgd.callbacks.StalenessMonitor(run_dir)]
+    return [EmptyCallback()] if spec.callback == "empty" else []
+
+
+def run_fit(spec: Spec, run_dir: str) -> dict:
     strategy = None
     if spec.kind == "downpour":
         import tf_dsgd
@@ -130,6 +148,7 @@ def run_fit(spec: Spec) -> dict:
             model = build_model(spec)
     smallest = min(model.trainable_variables, key=lambda variable: math.prod(variable.shape))
     fit = {"x": x, "y": y, "batch_size": spec.batch_size, "verbose": 0}
+    fit["callbacks"] = make_callbacks(spec, run_dir)
 
     model.fit(**fit)
     smallest.numpy()
@@ -167,7 +186,8 @@ def main() -> None:
             x, y, spec.batch_size, spec.workers, spec.period, spec.epochs, CLASSES
         )
     else:
-        result = run_fit(spec)
+        with tempfile.TemporaryDirectory() as run_dir:
+            result = run_fit(spec, run_dir)
     print(json.dumps({"spec": dataclasses.asdict(spec), **result}))
 
 

@@ -11,6 +11,7 @@ SECONDS = 900
 
 # Two workers: what every strategy owes to `fit`, closed forms, callbacks, what is special here.
 TWO_WORKERS = (
+    "tests/callbacks/test_monitor_on_engines.py",
     "tests/conformance",
     "tests/engine/test_nothing_lost.py",
     "tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time",

@@ -172,6 +172,25 @@ def test_tensorboard(strategy, tmp_path):
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
+def test_staleness_monitor_among_others(strategy, tmp_path):
+    """It changes nothing that others see, and the callbacks after it see what it adds."""
+    path = tmp_path / "log.csv"
+    monitor = tf_dsgd.callbacks.StalenessMonitor(tmp_path, every_seconds=0.01, tensorboard=False)
+    history = fit(linear(strategy, metrics=["mae"]), 3, monitor, callbacks.CSVLogger(path))
+    added = {f"staleness_{name}" for name in ("mean", "p50", "p99", "max")}
+    assert set(history) > {"loss", "mae", "effective_rate", "steps_per_second"} | added
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for name, values in history.items():
+        np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-6)
+    np.testing.assert_allclose(history["effective_rate"], 0.02, rtol=1e-6)
+    messages = strategy.staleness().count / 3  # as many in each epoch: periods of 1
+    mean = np.mean(history["staleness_mean"])
+    assert messages == 8
+    assert mean == pytest.approx(strategy.staleness().mean)
+    helpers.assert_ledger_balances(strategy)
+
+
 def test_swap_ema_weights(strategy):
     """A callback that swaps weights and their averages, and back, leaves training where it was."""
     with strategy.scope():

@@ -72,6 +72,16 @@ def test_the_study_of_staleness_prints_a_table(tmp_path):
 
 
 @pytest.mark.slow
+def test_monitor_cost_prints_a_table():
+    output = run_benchmark(
+        "monitor_cost.py",
+        *("--repetitions", "1", "--epochs", "1", "--examples", "1280", "--periods", "20"),
+    )
+    assert "| StalenessMonitor |" in output
+    assert "| an empty callback |" in output
+
+
+@pytest.mark.slow
 def test_loss_vs_seconds_prints_a_table():
     output = run_benchmark(
         "loss_vs_seconds.py",

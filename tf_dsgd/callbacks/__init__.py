@@ -1,5 +1,6 @@
 """Keras callbacks."""
 
 from tf_dsgd.callbacks.backup import BackupAndRestore
+from tf_dsgd.callbacks.staleness import StalenessMonitor
 
-__all__ = ["BackupAndRestore"]
+__all__ = ["BackupAndRestore", "StalenessMonitor"]

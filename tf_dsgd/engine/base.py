@@ -5,15 +5,19 @@ from __future__ import annotations
 import abc
 import dataclasses
 import threading
+import time
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Shard
+from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.timing import Stopwatch
 
 # Batches waiting for workers take at most this much memory, if there are more than one a worker.
 _WAITING_BYTES = 256 << 20
@@ -33,6 +37,8 @@ class WorkerState:
     fetch_next: bool = True
     pushed_at: int = -1
     """Shard version right after the last push."""
+    watch: Stopwatch = dataclasses.field(default_factory=Stopwatch, compare=False)
+    """What its time goes to."""
 
     def reset(self) -> None:
         """At a drain: periods start anew, and the next round begins with a fetch."""
@@ -47,6 +53,8 @@ class Engine(abc.ABC):
     longest_call: ClassVar[int] = 1 << 31
     """Most mini-batches that a worker takes at a time. Few enough that workers share a short epoch,
     and that not many are handed out when training is interrupted."""
+    virtual_clock: ClassVar[bool] = False
+    """Whether seconds are simulated."""
 
     def __init__(self, store: Store, exchange: ExchangeRule):
         self.store = store
@@ -85,6 +93,20 @@ class Engine(abc.ABC):
     def messages_sent(self) -> list[int] | None:
         """Messages that each worker has numbered; None where only shards can tell."""
         return self.store.sequences()
+
+    def clock(self) -> float:
+        """Seconds, from any beginning."""
+        return time.perf_counter()
+
+    def snapshot(self) -> Snapshot:
+        """What shards and workers have counted so far. Waits for no worker's round."""
+        now = self.clock()
+        return Snapshot(
+            seconds=now,
+            wall_seconds=time.perf_counter(),
+            shards=tuple(shard.books() for shard in self.shards),
+            spent=np.stack([worker.watch.read(now) for worker in self.workers]),
+        )
 
     @abc.abstractmethod
     def prepare(self, program: Program) -> None:

@@ -15,6 +15,7 @@ import collections
 import time
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
@@ -22,13 +23,17 @@ from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.base import WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.engine.timing import ROUND
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
 # How often the chief shows the latest outputs of a worker.
 _SHOW_SECONDS = 0.2
+# How often a worker is asked what its rounds' time went to, once anybody wants to know.
+_LAPS_SECONDS = 0.2
 # What TensorFlow says when a task was replaced so fast that no connection broke.
 _REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
 
@@ -60,6 +65,15 @@ class ClusterEngine(ThreadsEngine):
         self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
         self._outputs: tuple[Program, list[tf.Tensor]] | None = None
         self._looked = self._shown = now
+        self._watched = False
+        """Whether anybody wants to know what workers' time goes to."""
+        self._laps_seen = [np.zeros([2]) for _ in self.workers]
+        self._laps_read = [now for _ in self.workers]
+
+    def snapshot(self) -> Snapshot:
+        self._watched = True
+        with tf.device(self._connection.host_device):
+            return super().snapshot()
 
     def messages_sent(self) -> list[int] | None:
         return None  # a worker's own count is lost with it
@@ -88,6 +102,7 @@ class ClusterEngine(ThreadsEngine):
     def _rounds(self, worker: WorkerState) -> None:
         with self._executors[worker.index].scope():
             super()._rounds(worker)
+            self._divide_rounds(worker, 0.0)
 
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
         m = worker.index
@@ -101,18 +116,35 @@ class ClusterEngine(ThreadsEngine):
             work, whole_round = program.work_from, program.round_from
         push = self.exchange.push_due(worker.step)
         if push and worker.fetch_next and not self.exchange.waits_for_version:
+            worker.watch.enter(ROUND)
             outputs = whole_round[m](*inputs)
+            worker.watch.enter("wait")
             self._acknowledge(worker)
+            self._divide_rounds(worker, _LAPS_SECONDS)
         else:
             if worker.fetch_next:
                 self._fetch(worker, program)
+            worker.watch.enter("compute")
             outputs = work[m](*inputs)
+            worker.watch.enter("wait")
             if push:
                 self._push(worker, program, 0)
         self._outputs = (program, outputs)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         with self._changed:
             return self._take(worker)
+
+    def _divide_rounds(self, worker: WorkerState, seconds: float) -> None:
+        """Asks a worker how long it fetched and computed, if that is `seconds` ago."""
+        m, now = worker.index, time.monotonic()
+        if not self._watched or now - self._laps_read[m] < seconds:
+            return
+        copy = self.store.laps.copies[m]
+        if copy is None:
+            return  # lost a moment ago
+        laps = copy.numpy()
+        worker.watch.divide_rounds(*(laps - self._laps_seen[m]))
+        self._laps_seen[m], self._laps_read[m] = laps, now
 
     def _batches(self, worker: WorkerState, program: Program, steps: int) -> list[tf.Tensor]:
         """Takes batches that came through the chief, packed to be sent."""
@@ -148,7 +180,9 @@ class ClusterEngine(ThreadsEngine):
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         if self.exchange.waits_for_version:
             worker.pushed_at = int(program.shards[0].version)
+        worker.watch.enter("push")
         program.push[worker.index](tf.constant(True))
+        worker.watch.enter("wait")
         self._acknowledge(worker)
 
     def _acknowledge(self, worker: WorkerState) -> None:
@@ -163,7 +197,9 @@ class ClusterEngine(ThreadsEngine):
     def _fetch(self, worker: WorkerState, program: Program) -> None:
         if self.exchange.waits_for_version and worker.pushed_at >= 0:
             self._wait_for_version(worker, program)
+        worker.watch.enter("fetch")
         program.fetch[worker.index]()
+        worker.watch.enter("wait")
         worker.fetch_next = False
 
     # -- lost tasks -------------------------------------------------------------------------
@@ -294,6 +330,8 @@ class ClusterEngine(ThreadsEngine):
         if not self.store.present[m]:
             return  # lost again meanwhile
         with self._changed:
+            self._laps_seen[m] = np.zeros([2])  # its variables are new
+            self.workers[m].watch.forget_rounds()
             self.workers[m].clock = self._slowest()
             del self._lost[m]
             self._start_threads()

@@ -43,6 +43,7 @@ from tf_dsgd.engine.state import (
     clock_parts,
     headers,
 )
+from tf_dsgd.engine.timing import Laps
 
 
 class Step(Protocol):
@@ -560,9 +561,13 @@ class Program:
         _ = self.work_on, self.fetch  # each shows the next what it must do
 
         def round_on(*packed: tf.Tensor) -> list[tf.Tensor]:
+            laps = Laps()
             self._fetch()
+            laps.lap()
             outputs = self._work_on(*packed)
+            laps.lap()
             self._deliver(*self._collect())
+            laps.add_to(self.store.laps.template)
             return outputs
 
         return self._bind(round_on, *self.step.packing.specs)
@@ -578,9 +583,13 @@ class Program:
         _ = self.work_from, self.fetch
 
         def round_from(iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+            laps = Laps()
             self._fetch()
+            laps.lap()
             outputs = self._work_from(iterator, steps)
+            laps.lap()
             self._deliver(*self._collect())
+            laps.add_to(self.store.laps.template)
             return outputs
 
         return self._bind(round_from, *self._iterator_specs())
@@ -643,11 +652,13 @@ class Program:
 
     @functools.cached_property
     def exchange(self) -> list[_tf.BoundFunction]:
-        """() -> version; a push and at once a fetch."""
+        """() -> (version fetched, the moment between them); a push and at once a fetch."""
 
-        def exchange() -> tf.Tensor:
+        def exchange() -> tuple[tf.Tensor, tf.Tensor]:
+            laps = Laps()
             self._deliver(*self._collect())
-            return self._fetch()
+            pushed = laps.lap()
+            return self._fetch(), pushed
 
         return self._bind(exchange)
 

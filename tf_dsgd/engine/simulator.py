@@ -42,6 +42,7 @@ class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread."""
 
     can_record = True
+    virtual_clock = True
 
     def __init__(
         self,
@@ -67,6 +68,9 @@ class SimulatorEngine(Engine):
         self._available = 0
         self._counts: dict[int, Any] = {}
         self._kinds = _kinds_of_rounds(exchange)
+
+    def clock(self) -> float:
+        return self.now
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
@@ -176,10 +180,11 @@ class SimulatorEngine(Engine):
             if fetches:
                 self.recorder.note(m, "fetch", version)
             self.recorder.stepped(m, steps)
-        time = self._computed(m, fetches, steps)
+        time = self._computed(worker, fetches, steps)
         if sends:
             self._sent(worker, time, message)
         else:
+            worker.watch.enter("wait", at=time)
             self._put(time, worker)
 
     def _turn(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
@@ -195,11 +200,14 @@ class SimulatorEngine(Engine):
             self._counts[steps] = steps_tensor(steps)
         return self._counts[steps]
 
-    def _computed(self, m: int, fetches: bool, steps: int) -> float:
+    def _computed(self, worker: WorkerState, fetches: bool, steps: int) -> float:
         """When a round that begins now has computed its mini-batches."""
+        m = worker.index
         random, time, spent = self._random[m], self.now, 0.0
         if fetches:
+            worker.watch.enter("fetch", at=time)
             time += self._network[m].draw(random, time)
+        worker.watch.enter("compute", at=time)
         for _ in range(steps):
             spent += self._compute[m].draw(random, time + spent)
         return time + spent
@@ -213,11 +221,13 @@ class SimulatorEngine(Engine):
 
     def _sent(self, worker: WorkerState, time: float, message: Any) -> None:
         m = worker.index
+        worker.watch.enter("push", at=time)
         worker.unsent = 0
         self._put(time + self._network[m].draw(self._random[m], time), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
+        worker.watch.enter("wait", at=turn.time)
         if self.exchange.waits_for_version:
             worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -134,6 +135,12 @@ class Store:
         for copy in replicated.present():
             handle = copy.handle
             self._by_handle[id(handle)] = (handle, replicated)
+
+    @functools.cached_property
+    def laps(self) -> Replicated:
+        """Where rounds of one call add up each worker's seconds: of the fetch, of the steps."""
+        with tf.init_scope():
+            return self.replicate(lambda _: np.zeros([2]), dtype=tf.float64, name="laps")
 
     def cell(self, key: Any, make: Callable[[], Replicated]) -> Replicated:
         """The replicated variable known by `key`, created when first asked for."""

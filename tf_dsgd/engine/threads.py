@@ -17,7 +17,9 @@ import tensorflow as tf
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.timing import moment
 
 # A worker thread without work for this long ends; the next batch starts it again.
 _IDLE_SECONDS = 30.0
@@ -80,6 +82,10 @@ class ThreadsEngine(Engine):
         self._flush()
         self._reset()
 
+    def snapshot(self) -> Snapshot:
+        with self._lock:  # between two messages
+            return super().snapshot()
+
     def _until(self, condition: Callable[[], bool]) -> None:
         """Waits in the main thread for `condition` or a worker's error; keeps workers going."""
         while True:
@@ -126,12 +132,14 @@ class ThreadsEngine(Engine):
     # -- a worker's thread ------------------------------------------------------------------
 
     def _run(self, worker: WorkerState) -> None:
+        worker.watch.enter("wait")
         try:
             with tf.device(self.store.worker_devices[worker.index]):
                 self._rounds(worker)
         except BaseException as error:  # handed to the main thread, which raises it
             self._failed(worker, error)
         finally:
+            worker.watch.leave()
             with self._changed:
                 self._busy.discard(worker.index)
                 self._threads.pop(worker.index, None)
@@ -158,7 +166,9 @@ class ThreadsEngine(Engine):
         """Does these batches; gives how many the worker has taken for its next round."""
         if worker.fetch_next:
             self._fetch(worker, program)
+        worker.watch.enter("compute")
         self._work(worker, program, steps)
+        worker.watch.enter("wait")
         done = worker.step
         worker.fetch_next = self.exchange.fetch_due(done)
         with self._changed:
@@ -221,17 +231,22 @@ class ThreadsEngine(Engine):
         """Sends; fetches in the same call if the next round has begun and wants that."""
         m = worker.index
         waits = self.exchange.waits_for_version
+        pushed = None
         with self._lock:
+            worker.watch.enter("push")
             if waits:
                 worker.pushed_at = int(program.shards[0].version)
             if following and worker.fetch_next and not waits:
-                version = program.exchange[m]()
+                version, pushed = program.exchange[m]()
                 worker.fetch_next = False
                 self._note(worker, "push", None)
                 self._note(worker, "fetch", version)
             else:
                 program.push[m](tf.constant(True))
                 self._note(worker, "push", None)
+        if pushed is not None:
+            worker.watch.enter("fetch", at=moment(float(pushed)))
+        worker.watch.enter("wait")
         with self._changed:
             worker.clock += 1
             worker.unsent = following
@@ -241,7 +256,9 @@ class ThreadsEngine(Engine):
         if self.exchange.waits_for_version and worker.pushed_at >= 0:
             self._wait_for_version(worker, program)
         with self._lock:
+            worker.watch.enter("fetch")
             self._note(worker, "fetch", program.fetch[worker.index]())
+        worker.watch.enter("wait")
         worker.fetch_next = False
 
     def _note(self, worker: WorkerState, action: str, version: Any) -> None:

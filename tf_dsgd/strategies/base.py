@@ -82,6 +82,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._eager_programs: dict[Any, _FitProgram] = {}
         self._pulls: dict[Any, Any] = {}
         self._unresolved: weakref.WeakSet[TokenIterator] = weakref.WeakSet()
+        self._handed_out = self._examples = 0
 
     # -- what users read --------------------------------------------------------------------
 
@@ -118,6 +119,15 @@ class DistributedStrategy(tf.distribute.Strategy):
             `Staleness` with `count`, `mean`, `p50`, `p99` and `max`.
         """
         return self._shards[0].staleness()
+
+    @property
+    def examples_per_step(self) -> float:
+        """Mean number of examples in a mini-batch handed out so far.
+
+        NaN before the first one, and where the chief does not see the mini-batches because
+        workers make them.
+        """
+        return self._examples / self._handed_out if self._examples else float("nan")
 
     def ledger(self) -> Ledger:
         """Where every message went, in all, per worker and per shard, as the shards counted it.
@@ -408,6 +418,8 @@ class DistributedStrategy(tf.distribute.Strategy):
                 self._hand_out(iterator, used[0])
 
     def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:
+        self._handed_out += 1
+        self._examples += iterator.stream.examples
         self.engine.grant(program.program, iterator.stream)
         if program.shows_own_logs and iterator.stream.at_end():
             # Logs that are no metrics become the epoch's: show the last step its own.

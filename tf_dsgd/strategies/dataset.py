@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+import collections
 import time
 import weakref
 from collections.abc import Iterator
@@ -127,6 +128,9 @@ class Stream:
         self._stock = 0
         self._ended = False
         self._owed = False
+        self._examples: collections.deque[int] = collections.deque()
+        self.examples = 0
+        """Examples in the batch taken last; 0 where workers make their batches."""
         self.batch_bytes = 0
         self.pipelines: Progress | None = None
         """Where workers make their batches themselves; then this only counts."""
@@ -161,6 +165,7 @@ class Stream:
         if self.at_end():
             return False
         self._stock -= 1
+        self.examples = self._examples.popleft()
         return True
 
     def at_end(self) -> bool:
@@ -176,8 +181,11 @@ class Stream:
             self._iterator = iter(self._dataset)
             self._resource = tf.nest.flatten(self._iterator, expand_composites=True)[0]
         start = time.perf_counter()
-        moved, more, size = self._pull(self._resource, self.queue, tf.constant(self._at_once))
+        moved, more, size, examples = self._pull(
+            self._resource, self.queue, tf.constant(self._at_once)
+        )
         self._stock += int(moved)
+        self._examples.extend(examples.numpy().tolist())
         self._ended = not bool(more)
         if self._stock:
             self.batch_bytes = max(self.batch_bytes, int(size))
@@ -192,22 +200,29 @@ def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
     """
 
     def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor) -> Any:
-        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor) -> Any:
+        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor, examples: tf.Tensor) -> Any:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
             component = tf.nest.flatten(batch, expand_composites=True)[0]
 
-            def put() -> tf.Tensor:
+            def put() -> Any:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[component])
-                return _bytes(batch.get_value())
+                value = batch.get_value()
+                return _bytes(value), tf.concat([examples, [_examples(value)]], 0)
 
-            size = tf.maximum(size, tf.cond(has_value, put, lambda: tf.zeros([], tf.int64)))
-            return moved + tf.cast(has_value, tf.int32), has_value, size
+            now, examples = tf.cond(has_value, put, lambda: (tf.zeros([], tf.int64), examples))
+            return moved + tf.cast(has_value, tf.int32), has_value, tf.maximum(size, now), examples
 
         return tf.while_loop(
-            lambda moved, more, _: tf.logical_and(more, moved < limit),
+            lambda moved, more, *_: tf.logical_and(more, moved < limit),
             body,
-            (tf.constant(0), tf.constant(True), tf.zeros([], tf.int64)),
+            (
+                tf.constant(0),
+                tf.constant(True),
+                tf.zeros([], tf.int64),
+                tf.zeros([0], tf.int64),
+            ),
+            shape_invariants=tuple(tf.TensorShape(shape) for shape in ([], [], [], [None])),
             parallel_iterations=1,
         )
 
@@ -226,6 +241,18 @@ def _bytes(batch: Any) -> tf.Tensor:
         if t.dtype not in (tf.variant, tf.resource)
     ]
     return tf.add_n(sizes) if sizes else tf.zeros([], tf.int64)
+
+
+def _examples(batch: Any) -> tf.Tensor:
+    """The first dimension of the first component that has one."""
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.RaggedTensor):
+            return tf.cast(value.nrows(), tf.int64)
+        if isinstance(value, tf.SparseTensor):
+            return value.dense_shape[0]
+        if isinstance(value, tf.Tensor) and value.dtype not in (tf.variant, tf.resource):
+            return tf.reduce_prod(tf.shape(value, tf.int64)[:1])  # 1 for a scalar
+    return tf.zeros([], tf.int64)
 
 
 def is_keras_enqueuer(dataset: tf.data.Dataset) -> bool:

@@ -73,7 +73,7 @@ def interrupt(seconds):
     threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
-def main(steps=400, epochs=3, cluster=None, backup=None, interrupt_after=None):
+def main(steps=400, epochs=3, cluster=None, backup=None, interrupt_after=None, monitor=None):
     strategy = tf_dsgd.DownpourStrategy(
         tf_dsgd.TFCluster(**(cluster or {})), push_every=2, fetch_every=2
     )
@@ -83,6 +83,10 @@ def main(steps=400, epochs=3, cluster=None, backup=None, interrupt_after=None):
     callbacks = [progress]
     if backup:
         callbacks.append(tf_dsgd.callbacks.BackupAndRestore(backup))
+    if monitor:
+        callbacks.append(
+            tf_dsgd.callbacks.StalenessMonitor(monitor, every_seconds=0.1, tensorboard=False)
+        )
     print("FIT", flush=True)
     if interrupt_after is not None:
         interrupt(interrupt_after)

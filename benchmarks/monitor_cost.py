@@ -1,0 +1,59 @@
+"""What StalenessMonitor costs: mini-batches per second of `fit` with it, beside the same without.
+
+    python benchmarks/monitor_cost.py --json benchmarks/results/monitor_cost.json
+
+The monitor writes lines of JSON every second, and event files if TensorBoard is installed. Beside
+it is a callback that does nothing at each batch: what Keras takes to call one. Every contender runs
+in a process of its own; repetitions are interleaved, and a ratio is taken between two runs of one
+repetition.
+"""
+
+import argparse
+import importlib.util
+
+import fit_throughput
+import runs
+
+
+def contenders(period: int, common: dict) -> dict[str, dict]:
+    ours = {"kind": "downpour", "period": period, **common}
+    return {
+        "without": ours,
+        "StalenessMonitor": {**ours, "callback": "monitor"},
+        "an empty callback": {**ours, "callback": "empty"},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--periods", default="20,1")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=20, help="timed ones, after one that is not")
+    parser.add_argument("--examples", type=int, default=12_800)
+    parser.add_argument("--json", help="where to write all single runs")
+    options = parser.parse_args()
+
+    tensorboard = importlib.util.find_spec("tensorboard") is not None
+    record = {**runs.provenance(), "tensorboard": tensorboard, "groups": []}
+    print(runs.heading(record))
+    print(f"\nEvent files: {'yes' if tensorboard else 'no, TensorBoard is not installed'}.")
+    common = {
+        "examples": options.examples,
+        "epochs": options.epochs,
+        "workers": options.workers,
+    }
+    for period in (int(text) for text in options.periods.split(",")):
+        title = (
+            f"MLP 784-512-512-10, batch 64, {options.workers} local workers, periods of {period}"
+        )
+        results = runs.interleaved(
+            fit_throughput.PROGRAM, contenders(period, common), options.repetitions
+        )
+        record["groups"].append({"title": title, "results": results})
+        print(f"\n### {title}\n\n{fit_throughput.speed_table(results)}", flush=True)
+        runs.write_json(options.json, record)
+
+
+if __name__ == "__main__":
+    main()
