@@ -560,14 +560,13 @@ class Program:
 
     @functools.cached_property
     def exchange(self) -> list[_tf.BoundFunction]:
-        """() -> the moment between them; a push and at once a fetch."""
+        """() -> (version, the moment between them); a push and at once a fetch."""
 
-        def exchange() -> tf.Tensor:
+        def exchange() -> tuple[tf.Tensor, tf.Tensor]:
             laps = Laps()
             self._deliver(*self._collect())
             pushed = laps.lap()
-            self._fetch()
-            return pushed
+            return self._fetch(), pushed
 
         return self._bind(exchange)
 

@@ -222,7 +222,7 @@ class ThreadsEngine(Engine):
             if waits:
                 worker.pushed_at = int(program.shards[0].version)
             if following and worker.fetch_next and not waits:
-                pushed = program.exchange[m]()
+                _, pushed = program.exchange[m]()
                 worker.fetch_next = False
             else:
                 program.push[m](tf.constant(True))
