@@ -316,9 +316,13 @@ def python_env(**env):
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": path, **env}
 
 
-def packed(strategy, arrays, batch_size):
-    """Mini-batches as they are sent to a worker process for one round."""
+def drawn(arrays, batch_size):
+    """Mini-batches as a cluster's chief holds them for a worker's round."""
     batches = tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
     iterator = iter(batches)
-    variants = [tf.nest.flatten(iterator.get_next_as_optional(), True)[0] for _ in batches]
-    return strategy.engine.program.step.packing.pack(tf.stack(variants))
+    return tf.stack([tf.nest.flatten(iterator.get_next_as_optional(), True)[0] for _ in batches])
+
+
+def packed(strategy, arrays, batch_size):
+    """Mini-batches as they are sent to a worker process for one round."""
+    return strategy.engine.program.step.packing.pack(drawn(arrays, batch_size))

@@ -7,11 +7,14 @@ and the message is applied under each shard's lock; tensors go from one to the o
 Batches come from the chief's input, which keeps each until the message with its gradients was
 applied. A worker that is lost is fenced first: its shards take nothing more from that incarnation.
 Then either its last message was applied, and its batches are done, or not, and they go to others.
+If some shards have the message and others do not, another worker computes it again and sends it in
+the lost one's name: who has it refuses it.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from typing import Any
 
@@ -38,6 +41,16 @@ _LAPS_SECONDS = 0.2
 _REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
 
 
+@dataclasses.dataclass(frozen=True)
+class _CutOff:
+    """A message that some shards have and others do not, because its worker was lost."""
+
+    worker: int
+    sequence: int
+    held: list[Any]
+    """What it was computed of."""
+
+
 class ClusterEngine(ThreadsEngine):
     """Asynchronous workers in other processes, which may come and go."""
 
@@ -62,6 +75,12 @@ class ClusterEngine(ThreadsEngine):
         """Number of each worker's last message known to be applied."""
         self._returned: collections.deque[tf.Tensor] = collections.deque()
         """Batches of lost workers, for others."""
+        self._cut_off: list[_CutOff] = []
+        """Messages that are to be completed."""
+        self._completing: dict[int, _CutOff] = {}
+        """By the worker that computes it again."""
+        self._can_complete: Program | None = None
+        """The program of which all that this takes is traced."""
         self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
         self._outputs: tuple[Program, list[tf.Tensor]] | None = None
         self._looked = self._shown = now
@@ -107,13 +126,12 @@ class ClusterEngine(ThreadsEngine):
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
         m = worker.index
         if self._stream.pipelines is None:
-            inputs = self._batches(worker, program, steps)
-            work, whole_round = program.work_on, program.round_on
+            with tf.device(self._connection.host_device):
+                self._held[m].append(self._draw(steps))
+            whole_round = program.round_on
         else:
-            segment = self._held[m][-1]
-            iterator = self._stream.pipelines.iterator(m, self.store.incarnations[m], segment)
-            inputs = [iterator, steps_tensor(steps)]
-            work, whole_round = program.work_from, program.round_from
+            whole_round = program.round_from
+        work, inputs = self._inputs(worker, program, self._held[m][-1])
         push = self.exchange.push_due(worker.step)
         if push and worker.fetch_next and not self.exchange.waits_for_version:
             worker.watch.enter(ROUND)
@@ -146,12 +164,14 @@ class ClusterEngine(ThreadsEngine):
         worker.watch.divide_rounds(*(laps - self._laps_seen[m]))
         self._laps_seen[m], self._laps_read[m] = laps, now
 
-    def _batches(self, worker: WorkerState, program: Program, steps: int) -> list[tf.Tensor]:
-        """Takes batches that came through the chief, packed to be sent."""
-        with tf.device(self._connection.host_device):
-            batches = self._draw(steps)
-            self._held[worker.index].append(batches)
-            return program.step.packing.pack(batches)
+    def _inputs(self, worker: WorkerState, program: Program, part: Any) -> Any:
+        """(the function for local steps, what it and a whole round are called with)."""
+        pipelines, m = self._stream.pipelines, worker.index
+        if pipelines is None:
+            with tf.device(self._connection.host_device):
+                return program.work_on, program.step.packing.pack(part)
+        iterator = pipelines.iterator(m, self.store.incarnations[m], part)
+        return program.work_from, [iterator, steps_tensor(part.count)]
 
     def _limit(self, worker: WorkerState) -> int:
         if self._stream is None or self._stream.pipelines is None:
@@ -201,6 +221,51 @@ class ClusterEngine(ThreadsEngine):
         program.fetch[worker.index]()
         worker.watch.enter("wait")
         worker.fetch_next = False
+
+    # -- messages that were cut off ---------------------------------------------------------
+
+    def _unfinished(self) -> bool:
+        return bool(self._cut_off or self._completing) or super()._unfinished()
+
+    def _next_cut_off(self, worker: WorkerState) -> _CutOff | None:
+        if self._can_complete is not self._program:
+            return None
+        # One who came back completes its own, before it numbers messages anew.
+        mine = (c for c in self._cut_off if c.worker == worker.index or c.worker in self._lost)
+        return next(mine, None)
+
+    def _has_errand(self, worker: WorkerState) -> bool:
+        return not worker.unsent and self._next_cut_off(worker) is not None
+
+    def _errands(self, worker: WorkerState, program: Program) -> None:
+        m = worker.index
+        while not worker.unsent:
+            with self._changed:
+                cut_off = self._next_cut_off(worker)
+                if cut_off is None or self._closing or self._error is not None:
+                    return
+                self._cut_off.remove(cut_off)
+                self._completing[m] = cut_off
+            self._complete(worker, program, cut_off)
+            with self._changed:
+                del self._completing[m]
+                self._applied[m] += 1  # a number of this worker's own went to that message
+                self._changed.notify_all()
+
+    def _complete(self, worker: WorkerState, program: Program, cut_off: _CutOff) -> None:
+        """Computes a message again, and sends it as the one that was cut off."""
+        m = worker.index
+        program.fetch[m]()
+        for part in cut_off.held:
+            work, inputs = self._inputs(worker, program, part)
+            work[m](*inputs)
+        heads, message = program.collect[m]()
+        incarnation = self.store.incarnations[cut_off.worker]
+        name = tf.constant([cut_off.worker, incarnation, cut_off.sequence], tf.int64)
+        with tf.device(self._connection.host_device):
+            heads = [tf.concat([name, head[3:]], 0) for head in heads]
+        program.deliver(heads, message)
+        worker.fetch_next = True
 
     # -- lost tasks -------------------------------------------------------------------------
 
@@ -261,18 +326,23 @@ class ClusterEngine(ThreadsEngine):
             return
         incarnation = self.store.incarnations[m] + 1
         with tf.device(self._connection.host_device):
-            last = max(
+            last = [
                 int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
                 for shard in self.shards
-            )
+            ]
         with self._changed:
             self.store.lose(m)
             self.store.incarnations[m] = incarnation
-            count = 0
-            if last <= self._applied[m]:
+            count, again = 0, ""
+            if m in self._completing:
+                self._cut_off.append(self._completing.pop(m))
+            if max(last) <= self._applied[m]:
                 count = self._give_back(self._held[m])
+            elif min(last) < max(last):
+                self._cut_off.append(_CutOff(m, max(last), list(self._held[m])))
+                again = ", its last message is completed for ps tasks that had not got it"
             self._held[m].clear()
-            self._applied[m] = last
+            self._applied[m] = max(last)
             self._available += count
             self.handed_out -= count
             worker.reset()
@@ -281,7 +351,7 @@ class ClusterEngine(ThreadsEngine):
             self._changed.notify_all()
         say(
             f"lost {self._connection.worker_name(m)}; {count} unfinished mini-batches go to "
-            f"others, {left} of {self.num_workers} workers go on"
+            f"others{again}, {left} of {self.num_workers} workers go on"
         )
 
     def _give_back(self, held: list[Any]) -> int:
@@ -298,10 +368,14 @@ class ClusterEngine(ThreadsEngine):
     def _look(self) -> None:
         """Lets workers join that came, or came back; ends a wait that is in vain."""
         self._looked = now = time.monotonic()
+        if self._cut_off and self._program is not None:
+            _ = self._program.collect, self._program.deliver  # traced here, in the main thread
+            self._can_complete = self._program
+        completed = {cut_off.worker for cut_off in self._completing.values()}
         for m in list(self._lost):
             if not self._connection.worker_listens(m):
                 self._unwelcome.discard(m)
-            elif m not in self._unwelcome:
+            elif m not in self._unwelcome and m not in completed:
                 self._welcome(m)
         if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
             names = ", ".join(self._connection.worker_name(m) for m in self._lost)
@@ -342,6 +416,8 @@ class ClusterEngine(ThreadsEngine):
         """After an error: what is whole is sent, as far as tasks are there to send and take it."""
         self._held = [[] for _ in self.workers]
         self._returned.clear()
+        self._cut_off.clear()
+        self._completing.clear()
         self._outputs = None
         try:
             super()._discard(failed)

@@ -86,15 +86,15 @@ class ShardLedger:
 class Ledger(ShardLedger):
     """The first shard's ledger, and that of every shard in `shards`.
 
-    A push sends one message to every shard. They count the same, except for a push that a worker's
-    death cut off between two shards.
+    A push sends one message to every shard. They count the same, except while a push that a
+    worker's death cut off between two shards is being completed.
     """
 
     shards: tuple[ShardLedger, ...]
 
     @property
     def cut_off(self) -> int:
-        """Pushes that some shards applied and others did not get, because their worker died."""
+        """Pushes that some shards applied and others not yet, because their worker died."""
         applied = [[w.applied for w in shard.workers] for shard in self.shards]
         return sum(max(column) - min(column) for column in zip(*applied, strict=True))
 

@@ -153,6 +153,7 @@ class ThreadsEngine(Engine):
     def _rounds(self, worker: WorkerState) -> None:
         program = self.program
         while True:
+            self._errands(worker, program)
             steps = self._begin(worker)
             while steps:
                 steps = self._round(worker, program, steps)
@@ -217,6 +218,8 @@ class ThreadsEngine(Engine):
                     worker, self._available, self._flushing
                 ):
                     return True
+                if self._has_errand(worker):
+                    return True
                 if self._flushing and not self._available:
                     break
                 if not self._changed.wait(_IDLE_SECONDS) and not worker.unsent:
@@ -226,6 +229,13 @@ class ThreadsEngine(Engine):
         if worker.unsent:
             self._push(worker, program, 0)
         return False
+
+    def _has_errand(self, worker: WorkerState) -> bool:
+        """Whether the worker has something to do besides its own batches."""
+        return False
+
+    def _errands(self, worker: WorkerState, program: Program) -> None:
+        """Does such things; called between two messages."""
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         """Sends; fetches in the same call if the next round has begun and wants that."""

@@ -94,6 +94,48 @@ def test_a_message_twice_and_a_message_of_a_lost_worker():
     assert [shard.refused for shard in ledger.shards] == [2, 2]
 
 
+@pytest.mark.parametrize("periods", [(1, 1), (2, 3)])
+def test_a_message_that_only_one_shard_has_is_completed(periods):
+    """Constant gradients at a rate of 1: weights count the mini-batches that they were given."""
+    push_every, fetch_every = periods
+    strategy = tf_dsgd.DownpourStrategy(push_every=push_every, fetch_every=fetch_every)
+    with strategy.scope():
+        x = keras.Input((3,))
+        layers = [keras.layers.Dense(n, use_bias=False, kernel_initializer="zeros") for n in (1, 2)]
+        model = keras.Model(x, keras.layers.Concatenate()([layer(x) for layer in layers]))
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=-1))
+    ones = np.ones((2 * 24, 3), "f")
+    model.fit(ones, ones, batch_size=2, verbose=0)
+    assert {layer.kernel.value.shard for layer in layers} == {0, 1}
+    counts = [[-float(w.numpy().mean()) for w in model.trainable_variables]]
+
+    engine = strategy.engine
+    program, worker = engine.program, engine.workers[1]
+    batches = helpers.drawn((ones[: 2 * push_every], ones[: 2 * push_every]), 2)
+    with tf.device(engine.store.worker_devices[1]):
+        program.fetch[1]()
+        for k in range(push_every):
+            program.work_on[1](*program.step.packing.pack(batches[k : k + 1]))
+        heads, message = program.collect[1]()
+    # As if the worker had died after the first shard's message, and before the second's.
+    lost = tf.tensor_scatter_nd_update(heads[1], [[1]], [-1])
+    program.deliver([tf.identity(heads[0]), lost], message)
+    assert strategy.ledger().cut_off == 1
+    engine._held[1] = [batches]
+    engine._lose(worker)
+
+    strategy.settle()
+    counts.append([-float(w.numpy().mean()) for w in model.trainable_variables])
+    assert counts == [[24.0, 24.0], [24.0 + push_every] * 2]
+    model.fit(ones, ones, batch_size=2, verbose=0)
+    assert [-float(w.numpy().mean()) for w in model.trainable_variables] == [48 + push_every] * 2
+    ledger = strategy.ledger()
+    assert ledger.cut_off == ledger.in_flight == 0
+    assert [sum(w.steps for w in shard.workers) for shard in ledger.shards] == [48 + push_every] * 2
+    assert ledger.shards[0].refused == 1  # the repetition
+    assert ledger.shards[1].refused == 1  # what this test made
+
+
 def test_a_checkpoint_of_another_number_of_shards_is_refused():
     strategy, _ = trained(lambda: keras.optimizers.SGD(0.001))
     state = strategy.state()
