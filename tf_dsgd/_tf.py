@@ -143,6 +143,8 @@ class BoundFunction:
 
     def __init__(self, concrete: Any, captures: Sequence[tf.Tensor]):
         self._concrete = concrete
+        self.traced = concrete
+        """The function itself, to be called in another's trace."""
         self.outputs = concrete.structured_outputs
         self.captures = list(captures)
 

@@ -177,7 +177,10 @@ class ExchangeRule:
         return True
 
     def may_start(self, clock: int, slowest: int) -> bool:
-        """Whether a worker that has sent `clock` messages may start its next round."""
+        """Whether a worker that has sent `clock` messages may start its next round.
+
+        What is allowed stays so when the slowest comes nearer.
+        """
         return True
 
     def may_fetch(self, pushed_at: int, version: int) -> bool:

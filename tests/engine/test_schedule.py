@@ -86,7 +86,7 @@ def test_what_is_accrued_at_the_end_of_an_epoch_is_sent():
     ("schedule", "message"),
     [
         (
-            [(0, "fetch", 1)],
+            [(0, "fetch", 1), (0, "push"), (0, "fetch"), (0, "push")],
             r"schedule\[0\], \(0, 'fetch'\), does not fit: the shard is at version 0",
         ),
         ([(0, "push")], r"schedule\[0\], .* worker 0 has not fetched"),

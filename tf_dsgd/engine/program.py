@@ -218,6 +218,7 @@ class Program:
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
+        self._turns: dict[tuple[bool, bool], list[_tf.BoundFunction]] = {}
         self._work_traced = False
         self._delivery_traced = False
         self._worker = _WorkerView(self)
@@ -503,6 +504,15 @@ class Program:
         return self._bind(work, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource))
 
     @functools.cached_property
+    def work_of(self) -> list[_tf.BoundFunction]:
+        """(batch) -> its outputs."""
+
+        def work_of(batch: Any) -> list[tf.Tensor]:
+            return self._work(tf.constant(1), lambda _: batch)
+
+        return self._bind(work_of, self.step.element_spec)
+
+    @functools.cached_property
     def work_on(self) -> list[_tf.BoundFunction]:
         """(*packed batches) -> the last one's outputs."""
         return self._bind(self._work_on, *self.step.packing.specs)
@@ -560,6 +570,27 @@ class Program:
             _ = self.deliver  # which shows whether an update writes only the rows it was sent
         return self._bind(self._fetch)
 
+    def turn(self, fetches: bool, sends: bool) -> list[_tf.BoundFunction]:
+        """(steps, queue) -> (version fetched, headers, message): a round but for its delivery.
+
+        Without a fetch the version is -1; without sending there is nothing behind it.
+        """
+        if (fetches, sends) not in self._turns:
+            work = self.work[0].traced
+            fetch = self.fetch[0].traced if fetches else lambda: tf.constant(-1, tf.int64)
+            collect = self.collect[0].traced if sends else lambda: ()
+
+            def turn(steps: tf.Tensor, queue: tf.Tensor) -> Any:
+                # Each knows nothing of the others: TensorFlow orders them by the variables.
+                version = fetch()
+                work(steps, queue)
+                return version, *collect()
+
+            self._turns[fetches, sends] = self._bind(
+                turn, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)
+            )
+        return self._turns[fetches, sends]
+
     @functools.cached_property
     def push(self) -> list[_tf.BoundFunction]:
         """(valid) -> whether the message was applied; one that is not valid is refused."""
@@ -584,12 +615,16 @@ class Program:
         return self._bind(exchange)
 
     @functools.cached_property
-    def deliver(self) -> Callable[..., tf.Tensor]:
-        """(headers, message) -> whether the message was applied."""
-        concrete = tf.function(self._deliver, autograph=False).get_concrete_function(
+    def delivery(self) -> Any:
+        """`deliver` as it was traced, to be called in another function."""
+        return tf.function(self._deliver, autograph=False).get_concrete_function(
             *self.collect[0].outputs
         )
-        bound = _tf.BoundFunction(concrete, concrete.captured_inputs)
+
+    @functools.cached_property
+    def deliver(self) -> Callable[..., tf.Tensor]:
+        """(headers, message) -> whether the message was applied."""
+        bound = _tf.BoundFunction(self.delivery, self.delivery.captured_inputs)
         return lambda heads, message: bound(
             *tf.nest.flatten([heads, message], expand_composites=True)
         )

@@ -13,11 +13,11 @@ run in the order in which they were put on the clock; a drain brings all workers
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +28,11 @@ from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
 
 
-@dataclasses.dataclass(order=True)
-class _Turn:
+class _Turn(NamedTuple):
     time: float
-    order: int
-    worker: WorkerState = dataclasses.field(compare=False)
-    message: Any = dataclasses.field(compare=False, default=None)
+    order: int  # no two turns have the same, so that comparing goes no further
+    worker: WorkerState
+    message: Any = None
     """(header, message) about to arrive; None where the worker is about to begin a round."""
 
 
@@ -64,10 +63,14 @@ class SimulatorEngine(Engine):
         self._blocked: list[WorkerState] = []
         self._idle = list(self.workers)
         self._available = 0
+        self._counts: dict[int, Any] = {}
+        self._kinds = _kinds_of_rounds(exchange)
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush
+        for fetches, sends in self._kinds:
+            program.turn(fetches, sends)
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -95,7 +98,8 @@ class SimulatorEngine(Engine):
             while self._turns:
                 turn = self._turns[0]
                 worker = turn.worker
-                if turn.message is None and not self._can_begin(worker, flushing):
+                steps = 0 if turn.message is not None else self._can_take(worker, flushing)
+                if turn.message is None and not steps:
                     if not flushing and self._may_begin(worker) and not self._waits(worker):
                         return  # for more batches
                     heapq.heappop(self._turns)
@@ -105,7 +109,7 @@ class SimulatorEngine(Engine):
                 heapq.heappop(self._turns)
                 self.now = turn.time
                 if turn.message is None:
-                    self._round(worker, flushing)
+                    self._round(worker, steps)
                 else:
                     self._arrive(turn)
         except BaseException as error:
@@ -128,12 +132,11 @@ class SimulatorEngine(Engine):
             and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shards[0].version))
         )
 
-    def _can_begin(self, worker: WorkerState, flushing: bool) -> bool:
-        return (
-            self._may_begin(worker)
-            and not self._waits(worker)
-            and self._round_steps(worker, self._available, flushing) > 0
-        )
+    def _can_take(self, worker: WorkerState, flushing: bool) -> int:
+        """How many batches the worker takes if it begins a round now."""
+        if not self._may_begin(worker) or self._waits(worker):
+            return 0
+        return self._round_steps(worker, self._available, flushing)
 
     def _rest(self, worker: WorkerState, flushing: bool) -> None:
         """The worker waits for others, or, at a drain, sends what it has and is done."""
@@ -157,40 +160,58 @@ class SimulatorEngine(Engine):
             self._put(self.now, worker)
         self._blocked = []
 
-    def _round(self, worker: WorkerState, flushing: bool) -> None:
-        program, m = self.program, worker.index
-        random = self._random[m]
-        steps = self._round_steps(worker, self._available, flushing)
+    def _round(self, worker: WorkerState, steps: int) -> None:
+        m, fetches, queue = worker.index, worker.fetch_next, self._stream.queue
         self._available -= steps
         self._taken(worker, steps)
-        time = self.now
-        if worker.fetch_next:
-            self._note(m, "fetch", program.fetch[m]())
-            time += self._network[m].draw(random, time)
-        queue = self._stream.queue
         if self.recorder is not None:
             self.recorder.take(m, steps, queue)
-            self.recorder.stepped(m, steps)
             queue = self.recorder.queues.of(m)
-        program.work[m](steps_tensor(steps), queue)
-        spent = 0.0
-        for _ in range(steps):
-            spent += self._compute[m].draw(random, time + spent)
-        time += spent
         worker.fetch_next = self.exchange.fetch_due(worker.step)
-        if self.exchange.push_due(worker.step):
-            self._send(worker, time)
+        sends = self.exchange.push_due(worker.step)
+        version, *message = self._turn(m, fetches, sends, steps, queue)
+        if self.recorder is not None:
+            if fetches:
+                self.recorder.note(m, "fetch", version)
+            self.recorder.stepped(m, steps)
+        time = self._computed(m, fetches, steps)
+        if sends:
+            self._sent(worker, time, message)
         else:
             self._put(time, worker)
+
+    def _turn(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
+        """Fetch, local steps, and what is to be sent, in one call where that was foreseen."""
+        if (fetches, sends) in self._kinds:
+            return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+        version = self.program.fetch[m]() if fetches else None
+        self.program.work[m](self._count(steps), queue)
+        return version, *(self.program.collect[m]() if sends else ())
+
+    def _count(self, steps: int) -> Any:
+        if steps not in self._counts:
+            self._counts[steps] = steps_tensor(steps)
+        return self._counts[steps]
+
+    def _computed(self, m: int, fetches: bool, steps: int) -> float:
+        """When a round that begins now has computed its mini-batches."""
+        random, time, spent = self._random[m], self.now, 0.0
+        if fetches:
+            time += self._network[m].draw(random, time)
+        for _ in range(steps):
+            spent += self._compute[m].draw(random, time + spent)
+        return time + spent
 
     def _note(self, worker: int, action: str, version: Any = None) -> None:
         if self.recorder is not None:
             self.recorder.note(worker, action, version)
 
     def _send(self, worker: WorkerState, time: float) -> None:
-        message = self.program.collect[worker.index]()
-        worker.unsent = 0
+        self._sent(worker, time, self.program.collect[worker.index]())
+
+    def _sent(self, worker: WorkerState, time: float, message: Any) -> None:
         m = worker.index
+        worker.unsent = 0
         self._put(time + self._network[m].draw(self._random[m], time), worker, message)
 
     def _arrive(self, turn: _Turn) -> None:
@@ -203,3 +224,15 @@ class SimulatorEngine(Engine):
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
+
+
+def _kinds_of_rounds(exchange: ExchangeRule) -> set[tuple[bool, bool]]:
+    """(fetches, sends) of the rounds that a worker does again and again; few, or none."""
+    period = math.lcm(exchange.push_every, exchange.fetch_every)
+    step = 0
+    kinds: set[tuple[bool, bool]] = set()
+    while step < period and len(kinds) < 3:
+        fetches = exchange.fetch_due(step)
+        step += exchange.steps_to_event(step)
+        kinds.add((fetches, exchange.push_due(step)))
+    return kinds

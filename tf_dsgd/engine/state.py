@@ -176,6 +176,11 @@ class Store:
             for function in self._bound[worker]:
                 function.bind(worker)
 
+    @property
+    def replicas(self) -> list[Replicated]:
+        """All that workers own."""
+        return list(self._all)
+
     def variables(self) -> list[Any]:
         """All variables of all workers that are there."""
         return [copy for replicated in self._all for copy in replicated.present()]

@@ -162,6 +162,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 first.clear()
         return self.copies
 
+    def first_value(self, worker: int) -> np.ndarray:
+        """What a worker's copy begins with."""
+        return _initial(self.primary.numpy(), self.kind, self.owned_by_workers, worker, 0)
+
     # -- reading ----------------------------------------------------------------------------
 
     def _outside(self) -> bool:
