@@ -90,6 +90,26 @@ def test_an_error_keeps_what_was_whole_and_training_can_go_on(kind):
     assert [t.name for t in mine if t.name.startswith("tf_dsgd worker")] == []
 
 
+@pytest.mark.parametrize("kind", ["local", "simulated"])
+def test_an_error_leaves_no_collection_behind(kind):
+    """What was collected before it is used at the next drain, and not with later messages."""
+    cluster = tf_dsgd.LocalCluster(2) if kind == "local" else tf_dsgd.SimulatedCluster(2)
+    strategy = tf_dsgd.SoftsyncStrategy(cluster, gradients_per_update=100, staleness_scaling=None)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), FailAbove(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1.0), loss=lambda y, p: tf.reduce_mean(p))
+    x = np.zeros((40, 1), "float32")
+    x[31] = 1000.0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="above the limit"):
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
+    assert model.get_weights()[1].item() == -1.0  # the mean of gradients of 1
+    assert 0 < strategy.ledger().applied < 20
+    assert strategy.updates == int(model.optimizer.iterations) == 1
+    model.fit(np.zeros((40, 1)), np.zeros((40, 1)), batch_size=2, verbose=0)
+    assert model.get_weights()[1].item() == -2.0
+    assert strategy.updates == int(model.optimizer.iterations) == 2
+
+
 class Table(keras.layers.Layer):
     """An embedding whose gradient is sparse, or dense by way of a one-hot product."""
 

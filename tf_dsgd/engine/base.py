@@ -61,8 +61,8 @@ class Engine(abc.ABC):
         self.shards: list[Shard] = []
         self.exchange = exchange
         self.workers = [WorkerState(m) for m in range(store.num_workers)]
-        self._to_join = list(self.workers)
-        """Those that a warm start has kept out so far."""
+        self._late = [w for w in self.workers if not exchange.may_join(w.index, 0)]
+        """Workers that did not join yet."""
         self.handed_out = 0
         """Mini-batches given to workers since training began; warm start counts them."""
         self._may_hold = False
@@ -172,21 +172,20 @@ class Engine(abc.ABC):
         """Whether the worker may begin a round; with `sending`, once its message was sent."""
         if not self._joined(worker):
             return False
-        clock = worker.clock + sending
         # Most rules do not look at the slowest, whom to find takes a look at every worker.
-        may_start = self.exchange.may_start
+        may_start, clock = self.exchange.may_start, worker.clock + sending
         return may_start(clock, 0) or may_start(clock, self._slowest(clock, but=worker))
 
     def _taken(self, worker: WorkerState, steps: int) -> None:
-        slowest = self._slowest() if self._to_join else 0
+        slowest = self._slowest() if self._late else 0
         self.handed_out += steps
         worker.step += steps
         worker.unsent += steps
         self._may_hold = self._may_hold or steps > 0
-        for late in self._to_join:
-            if self._joined(late):  # nobody waits until it has caught up
-                late.clock = max(late.clock, slowest)
-        self._to_join = [w for w in self._to_join if not self._joined(w)]
+        for late in list(self._late):
+            if self.exchange.may_join(late.index, self.handed_out):
+                late.clock = max(late.clock, slowest)  # nobody waits until it has caught up
+                self._late.remove(late)
 
     def _flush(self) -> None:
         """At the end of a drain: shards use what they have collected."""

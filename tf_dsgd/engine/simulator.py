@@ -13,12 +13,11 @@ run in the order in which they were put on the clock; a drain brings all workers
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,12 +28,11 @@ from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
 
 
-@dataclasses.dataclass(order=True)
-class _Turn:
+class _Turn(NamedTuple):
     time: float
-    order: int
-    worker: WorkerState = dataclasses.field(compare=False)
-    message: Any = dataclasses.field(compare=False, default=None)
+    order: int  # no two turns have the same, so that comparing goes no further
+    worker: WorkerState
+    message: Any = None
     """(header, message) about to arrive; None where the worker is about to begin a round."""
 
 
