@@ -103,7 +103,7 @@ class Shard(Protocol):
         """
 
     def remember(self, worker: tf.Tensor) -> None:
-        """Called in `ServerRule.fetched`: the compiled optimizer remembers what it needs of it."""
+        """In `ServerRule.fetched`: lets the compiled optimizer remember what `worker` sees now."""
 
     def count_updates(self, number: Any = 1) -> None:
         """Counts updates in `optimizer.iterations` that `optimize` did not make."""
