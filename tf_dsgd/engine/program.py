@@ -21,10 +21,9 @@ runs under its lock.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf, arithmetic
@@ -43,171 +42,11 @@ from tf_dsgd.engine.state import (
     clock_parts,
     headers,
 )
+from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.timing import Laps
+from tf_dsgd.engine.views import ShardView, WorkerView
 
-
-class Step(Protocol):
-    """A user's step as an engine needs it: traced for a worker, with its weights and state."""
-
-    function: Any
-    """Concrete function: a batch to (outputs, gradients)."""
-    outputs: list[tf.TensorSpec]
-    weights: list[Any]
-    """Variables with `.primary`, `.shard` and `.on_workers()`, in the order of the gradients."""
-    sparse: list[bool]
-    slots: list[Any]
-    """What the optimizer keeps on the worker, if it runs there."""
-
-    element_spec: Any
-    """Type of a batch."""
-    packing: Any
-    """How batches are sent to another process; see `strategies.packing.Packing`."""
-
-    def take_batch(self, queue: tf.Tensor) -> Any:
-        """The next batch of a queue."""
-
-    def rate(self, index: int) -> tf.Tensor:
-        """The optimizer's rate for weight `index`, traced for the side that is open."""
-
-    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Gradients fit for a local step."""
-
-    def optimize(
-        self, shard: int, gradients: Sequence[Gradient], scale: Any, message: Message | None
-    ) -> None:
-        """The compiled optimizer's update of a shard's weights, traced there."""
-
-    def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
-        """The compiled optimizer remembers what `worker` fetches: of some weights only `rows`."""
-
-    def count_updates(self, shard: int, number: Any) -> None:
-        """Counts updates that `optimize` did not make."""
-
-    def on_worker(self, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` while variables resolve to a worker's copies."""
-
-    def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
-        """Runs `fn` while variables resolve to what that shard has of them."""
-
-    def rewrites(self, variable: Any) -> bool:
-        """Whether the traced update writes more of `variable` than the rows it was sent."""
-
-    def fetched_state(self) -> list[Any]:
-        """Other variables that a fetch copies."""
-
-    def merged_state(self) -> list[Any]:
-        """Moving statistics and counts that workers change; `.averaged` tells which are means."""
-
-
-class _WorkerView:
-    """`algorithm.Worker` while the first worker's functions are traced."""
-
-    def __init__(self, program: Program):
-        self._program = program
-        self.weights = [v.on_workers().template for v in program.step.weights]
-        self.slots = [v.on_workers().template for v in program.step.slots]
-
-    def cell(
-        self,
-        name: str,
-        index: int,
-        *,
-        shape: Any = None,
-        dtype: Any = None,
-        copy_weight: bool = False,
-    ) -> tf.Variable:
-        weight = self._program.step.weights[index]
-        shape = weight.shape if shape is None else tf.TensorShape(shape)
-        dtype = dtype or weight.dtype
-
-        def make() -> Replicated:
-            if copy_weight:
-                copies = weight.on_workers().copies
-                return self._program.store.replicate(
-                    lambda m: copies[m].read_value(), dtype=dtype, shape=shape, name=name
-                )
-            zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
-            return self._program.store.replicate(
-                lambda _: zeros, dtype=dtype, shape=shape, name=name
-            )
-
-        return self._program.store.cell((name, _tf.unique_id(weight), dtype), make).template
-
-    def is_sparse(self, index: int) -> bool:
-        return self._program.step.sparse[index]
-
-    def rate(self, index: int) -> tf.Tensor:
-        return self._program.step.rate(index)
-
-    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        return self._program.step.local_gradients(gradients)
-
-
-# (values, extras, other state, merged state, version)
 _Fetched = tuple[list[Gradient], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], tf.Tensor]
-
-
-class _ShardView:
-    """`algorithm.Shard` while a shard's function is traced."""
-
-    def __init__(self, program: Program, index: int):
-        self._program = program
-        self._index = index
-        self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
-        self._mine = [program.step.weights[i] for i in self._numbers]
-        self.weights = [v.primary for v in self._mine]
-        self.noted = False
-        """Whether the rule now being traced let the optimizer change the weights."""
-        self.num_workers = program.store.num_workers
-        self.fetched_rows: Mapping[int, tf.Tensor] = {}
-        """While a fetch is traced: of the step's weights fetched by rows, which rows."""
-
-    @property
-    def version(self) -> tf.Tensor:
-        return self._program.shards[self._index].version.read_value()
-
-    def cell(
-        self,
-        name: str,
-        index: int,
-        *,
-        shape: Any = None,
-        dtype: Any = None,
-        per_worker: bool = False,
-    ) -> tf.Variable:
-        weight = self._mine[index]
-        shape = weight.shape.as_list() if shape is None else list(shape)
-        return self._program.shard_cell(
-            self._index,
-            (name, _tf.unique_id(weight)),
-            [self.num_workers] * per_worker + shape,
-            dtype or weight.dtype,
-        )
-
-    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
-        return self._program.shard_cell(self._index, (name, "counter"), [], tf.as_dtype(dtype))
-
-    def is_sparse(self, index: int) -> bool:
-        return self._program.step.sparse[self._numbers[index]]
-
-    def optimize(
-        self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
-    ) -> None:
-        self._program.step.optimize(self._index, gradients, scale, message)
-        self.note_rows(gradients)
-
-    def remember(self, worker: tf.Tensor) -> None:
-        self._program.step.remember(self._index, worker, self.fetched_rows)
-
-    def note_rows(self, tensors: Sequence[Gradient]) -> None:
-        """Has the rows of sparse weights in the logs from which workers fetch."""
-        self.noted = True
-        for i, tensor in zip(self._numbers, tensors, strict=False):
-            if i in self._program.row_logs and isinstance(tensor, tf.IndexedSlices):
-                self._program.row_logs[i].note(tensor.indices)
-
-    def count_updates(self, number: Any = 1) -> None:
-        self._program.step.count_updates(self._index, number)
 
 
 class Program:
@@ -237,8 +76,8 @@ class Program:
         self._turns: dict[tuple[bool, bool], list[_tf.BoundFunction]] = {}
         self._work_traced = False
         self._delivery_traced = False
-        self._worker = _WorkerView(self)
-        self._views = [_ShardView(self, shard.index) for shard in shards]
+        self._worker = WorkerView(self)
+        self._views = [ShardView(self, shard.index) for shard in shards]
         self.clock = store.clock
         self.logs = [
             _tf.make_variable(

@@ -1,0 +1,64 @@
+"""What an engine asks of a user's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tf_dsgd.algorithm import Message
+from tf_dsgd.arithmetic import Gradient
+
+
+class Step(Protocol):
+    """A user's step as an engine needs it: traced for a worker, with its weights and state."""
+
+    function: Any
+    """Concrete function: a batch to (outputs, gradients)."""
+    outputs: list[tf.TensorSpec]
+    weights: list[Any]
+    """Variables with `.primary`, `.shard` and `.on_workers()`, in the order of the gradients."""
+    sparse: list[bool]
+    slots: list[Any]
+    """What the optimizer keeps on the worker, if it runs there."""
+
+    element_spec: Any
+    """Type of a batch."""
+    packing: Any
+    """How batches are sent to another process; see `strategies.packing.Packing`."""
+
+    def take_batch(self, queue: tf.Tensor) -> Any:
+        """The next batch of a queue."""
+
+    def rate(self, index: int) -> tf.Tensor:
+        """The optimizer's rate for weight `index`, traced for the side that is open."""
+
+    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Gradients fit for a local step."""
+
+    def optimize(
+        self, shard: int, gradients: Sequence[Gradient], scale: Any, message: Message | None
+    ) -> None:
+        """The compiled optimizer's update of a shard's weights, traced there."""
+
+    def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
+        """The compiled optimizer remembers what `worker` fetches: of some weights only `rows`."""
+
+    def count_updates(self, shard: int, number: Any) -> None:
+        """Counts updates that `optimize` did not make."""
+
+    def on_worker(self, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` while variables resolve to a worker's copies."""
+
+    def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` while variables resolve to what that shard has of them."""
+
+    def rewrites(self, variable: Any) -> bool:
+        """Whether the traced update writes more of `variable` than the rows it was sent."""
+
+    def fetched_state(self) -> list[Any]:
+        """Other variables that a fetch copies."""
+
+    def merged_state(self) -> list[Any]:
+        """Moving statistics and counts that workers change; `.averaged` tells which are means."""

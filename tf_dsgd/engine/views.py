@@ -1,0 +1,125 @@
+"""What rules see of a worker and of a shard while a program traces them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import Message
+from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.engine.state import Replicated
+
+if TYPE_CHECKING:
+    from tf_dsgd.engine.program import Program
+
+
+class WorkerView:
+    """`algorithm.Worker` while the first worker's functions are traced."""
+
+    def __init__(self, program: Program):
+        self._program = program
+        self.weights = [v.on_workers().template for v in program.step.weights]
+        self.slots = [v.on_workers().template for v in program.step.slots]
+
+    def cell(
+        self,
+        name: str,
+        index: int,
+        *,
+        shape: Any = None,
+        dtype: Any = None,
+        copy_weight: bool = False,
+    ) -> tf.Variable:
+        weight = self._program.step.weights[index]
+        shape = weight.shape if shape is None else tf.TensorShape(shape)
+        dtype = dtype or weight.dtype
+
+        def make() -> Replicated:
+            if copy_weight:
+                copies = weight.on_workers().copies
+                return self._program.store.replicate(
+                    lambda m: copies[m].read_value(), dtype=dtype, shape=shape, name=name
+                )
+            zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
+            return self._program.store.replicate(
+                lambda _: zeros, dtype=dtype, shape=shape, name=name
+            )
+
+        return self._program.store.cell((name, _tf.unique_id(weight), dtype), make).template
+
+    def is_sparse(self, index: int) -> bool:
+        return self._program.step.sparse[index]
+
+    def rate(self, index: int) -> tf.Tensor:
+        return self._program.step.rate(index)
+
+    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        return self._program.step.local_gradients(gradients)
+
+
+# (values, extras, other state, merged state, version)
+class ShardView:
+    """`algorithm.Shard` while a shard's function is traced."""
+
+    def __init__(self, program: Program, index: int):
+        self._program = program
+        self._index = index
+        self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
+        self._mine = [program.step.weights[i] for i in self._numbers]
+        self.weights = [v.primary for v in self._mine]
+        self.noted = False
+        """Whether the rule now being traced let the optimizer change the weights."""
+        self.num_workers = program.store.num_workers
+        self.fetched_rows: Mapping[int, tf.Tensor] = {}
+        """While a fetch is traced: of the step's weights fetched by rows, which rows."""
+
+    @property
+    def version(self) -> tf.Tensor:
+        return self._program.shards[self._index].version.read_value()
+
+    def cell(
+        self,
+        name: str,
+        index: int,
+        *,
+        shape: Any = None,
+        dtype: Any = None,
+        per_worker: bool = False,
+    ) -> tf.Variable:
+        weight = self._mine[index]
+        shape = weight.shape.as_list() if shape is None else list(shape)
+        return self._program.shard_cell(
+            self._index,
+            (name, _tf.unique_id(weight)),
+            [self.num_workers] * per_worker + shape,
+            dtype or weight.dtype,
+        )
+
+    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
+        return self._program.shard_cell(self._index, (name, "counter"), [], tf.as_dtype(dtype))
+
+    def is_sparse(self, index: int) -> bool:
+        return self._program.step.sparse[self._numbers[index]]
+
+    def optimize(
+        self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
+    ) -> None:
+        self._program.step.optimize(self._index, gradients, scale, message)
+        self.note_rows(gradients)
+
+    def remember(self, worker: tf.Tensor) -> None:
+        self._program.step.remember(self._index, worker, self.fetched_rows)
+
+    def note_rows(self, tensors: Sequence[Gradient]) -> None:
+        """Has the rows of sparse weights in the logs from which workers fetch."""
+        self.noted = True
+        for i, tensor in zip(self._numbers, tensors, strict=False):
+            if i in self._program.row_logs and isinstance(tensor, tf.IndexedSlices):
+                self._program.row_logs[i].note(tensor.indices)
+
+    def count_updates(self, number: Any = 1) -> None:
+        self._program.step.count_updates(self._index, number)
