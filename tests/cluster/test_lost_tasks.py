@@ -127,7 +127,7 @@ def fits(seed, local_rule):
     return [
         {**common, "push_every": 1, "fetch_every": 1, "seed": seed},
         {**common, "push_every": 4, "fetch_every": 4, "seed": seed + 1, **everyone},
-        {**common, "push_every": 3, "fetch_every": 5, "seed": seed + 2},
+        {**common, "push_every": 3, "fetch_every": 5, "seed": seed + 2, "pipelines": True},
     ]
 
 
@@ -314,6 +314,14 @@ def test_tasks_come_late_and_outlive_the_chief():
             f"ps 0 of 1 at {ps}": start("ps", 0, "-m", "tf_dsgd.serve"),
         }
         steps_where(first, lambda s: s[0] > 50 and s[1] == 0, processes.START_SECONDS)
+
+        # One of another version is left out, and the others go on.
+        other = start("worker", 1, "-c", OTHER_VERSION)
+        steps = steps_where(first, lambda s: True, 10.0)
+        assert f"worker 1 at {w1} runs tf_dsgd 9.9.9" in said(first, "runs tf_dsgd")
+        steps_where(first, lambda s: s[0] > steps[0] + 500, 30.0)
+        other.send(signal.SIGKILL)
+        other.wait(10.0)
 
         # The same script serves where TF_CONFIG says so, and does not go beyond.
         worker_1 = servers[f"worker 1 of 2 at {w1}"] = start("worker", 1, *script)

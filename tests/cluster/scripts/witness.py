@@ -141,7 +141,18 @@ def shard_of(variable):
     return tf.DeviceSpec.from_string(variable.value.device).task
 
 
-def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd"):
+def from_pipelines(strategy, examples):
+    """The same examples, made by the workers themselves."""
+
+    def dataset_fn(context):
+        batches = tf.data.Dataset.range(examples).batch(BATCH)
+        batches = batches.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return batches.shuffle(100).map(lambda x: 2 * (tf.cast(x, tf.float32)[:, None],))
+
+    return {"x": strategy.distribute_datasets_from_function(dataset_fn), "shuffle": False}
+
+
+def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd", pipelines=False):
     strategy = tf_dsgd.DownpourStrategy(
         push_every=push_every, fetch_every=fetch_every, local_rule=local_rule
     )
@@ -150,8 +161,11 @@ def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd
         model = keras.Sequential([keras.Input((1,)), Counters(examples)])
         model.compile(keras.optimizers.SGD(1.0, momentum=momentum), minus_output)
     x = np.arange(examples, dtype="float32")[:, None]
+    data = {"x": x, "y": x, "batch_size": BATCH}
+    if pipelines:
+        data = from_pipelines(strategy, examples)
     killer = Killer(strategy, kills, seed)
-    model.fit(x, x, batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[killer])
+    model.fit(**data, epochs=10_000, verbose=0, callbacks=[killer])
     ledger, layer = strategy.ledger(), model.layers[0]
     slots = {
         v.path.rsplit("_", 2)[-2]: v for v in model.optimizer.variables if "momentum" in v.path
