@@ -104,7 +104,7 @@ class Connection:
         index = self.workers[m]
         _tf.join_task("worker", index, self.tasks.workers[index])
         self._known.add(index)
-        self._check_version("worker", index)
+        self._check_version("worker", index, UnequalVersions)
 
     # -- connecting -------------------------------------------------------------------------
 
@@ -165,7 +165,9 @@ class Connection:
             cluster_device_filters=filters,
         )
 
-    def _check_version(self, job: str, index: int) -> None:
+    def _check_version(
+        self, job: str, index: int, error: type[RuntimeError] = RuntimeError
+    ) -> None:
         import tf_dsgd
 
         theirs = tasks.remote_version(_device(job, index))
@@ -175,7 +177,7 @@ class Connection:
                 self.tasks.name(job, index),
             )
         elif theirs != tf_dsgd.__version__:
-            raise UnequalVersions(
+            raise error(
                 f"{self.tasks.name(job, index)} runs tf_dsgd {theirs}, the chief "
                 f"{tf_dsgd.__version__}. Install one version on all tasks and restart them."
             )
