@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,7 +122,7 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
         left_out.append(f"Left out: {name}: {reasons[package]} (--{package}_python).")
         return {}
 
-    # Those of one ratio run one after the other.
+    # Those of one ratio run one after the other; plain fit is what all are beside.
     contenders = {
         **peer(AVERAGING, "torch", kind="averaging", period=20),
         EVERY_20: launched(2, kind="downpour", period=20, **common),
@@ -138,6 +139,8 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
         PLAIN: Contender({"kind": "keras", **common}, program="contenders.py"),
         **peer(DDP, "torch", kind="ddp"),
     }
+    wanted = re.compile(options.only)
+    contenders = {n: c for n, c in contenders.items() if n == PLAIN or wanted.search(n)}
     return contenders, left_out
 
 
@@ -194,7 +197,7 @@ def aims_table(results: Results) -> str:
             "" if aim is None else f"at least {aim}",
         ]
         for ours, theirs, baseline, aim in pairs
-        if baseline
+        if baseline and speeds(ours)
     ]
     return runs.table(["", "beside", "ratio", "aim"], rows) if rows else ""
 
@@ -293,6 +296,7 @@ def main() -> None:
     add("--repetitions", type=int, default=5)
     add("--epochs", type=int, default=3, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800)
+    add("--only", default="", help="a regular expression of contenders' names, for the group peers")
     add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
     add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")
     add("--parameters", type=int, default=25_000_000, help="for the group large")

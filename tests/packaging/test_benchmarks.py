@@ -121,8 +121,10 @@ def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
         *("--groups", "peers,workers,large", "--repetitions", "1", "--epochs", "1"),
         *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
         *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
+        *("--only", "workers read files$"),
     )
-    assert "| Downpour, periods of 20 |" in output
+    assert "| Downpour, periods of 20, steps_per_execution=20, workers read files |" in output
+    assert "| Downpour, periods of 20 |" not in output
     assert "PyTorch DDP, gloo: no/such/python cannot be started" in output
     assert "steps_per_execution=20: its Python was not given (--tf_keras_python)" in output
     assert "| 20 | 2 |" in output
