@@ -5,8 +5,10 @@ import subprocess
 import sys
 import time
 
+import keras
 import pytest
 
+import tf_dsgd
 from tests import helpers
 
 SCRIPT = """
@@ -80,6 +82,41 @@ def test_caught_and_trained_on(cluster, period):
     assert code == 0, err
     assert out.split() == ["INTERRUPTED", "0", "0.0", "AGAIN", "10"], (out, err)
     assert seconds <= 2.0
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        tf_dsgd.LocalCluster(2),
+        tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.5, seed=0),
+        tf_dsgd.SimulatedCluster(
+            2, schedule=[(m, action) for m in (0, 1) * 40 for action in ("fetch", "push")]
+        ),
+    ],
+    ids=["local", "simulated", "scheduled"],
+)
+@pytest.mark.parametrize("step", range(4, 10))
+def test_within_a_step(cluster, step):
+    """The signal comes while a worker computes: its message is numbered, and must not be lost."""
+    seen = []
+
+    def count(batch):
+        seen.append(len(batch))
+        if len(seen) == step:
+            signal.raise_signal(signal.SIGINT)
+
+    class Interrupts(keras.layers.Layer):
+        def call(self, inputs, training=False):
+            return helpers.identity_after(count, inputs) if training else inputs
+
+    strategy = tf_dsgd.DownpourStrategy(cluster)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*helpers.ones(160), batch_size=2, verbose=0)
+    assert float(model.get_weights()[0][0, 0]) == -strategy.steps
+    assert len(seen) == strategy.steps < 80
+    helpers.assert_ledger_balances(strategy)
 
 
 def test_uncaught_ends_the_process():

@@ -101,11 +101,6 @@ def test_predict_keeps_the_order_of_rows(steps):
         np.testing.assert_array_equal(model.predict(x, batch_size=16, verbose=0), x)
 
 
-@pytest.mark.xfail(
-    helpers.ON_CLUSTER,
-    reason="with two ps tasks a weight differs by 7e-6: not explained yet",
-    strict=True,
-)
 def test_train_on_batch_and_fit_share_one_schedule():
     x, y = data()
     results = []

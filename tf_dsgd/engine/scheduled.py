@@ -6,13 +6,14 @@ fetch, local steps and push are the program's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.engine.base import Engine, steps_tensor
+from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import BatchQueues, Entry
 from tf_dsgd.engine.state import Store
@@ -60,8 +61,7 @@ class ScheduledEngine(Engine):
         if self._program is None:
             return
         self._advance()
-        while self._next < len(self._schedule) and self._only_sends():
-            self._play()
+        self._play_while(self._only_sends)
         self._check_done()
         for worker in self.workers:
             if worker.unsent:
@@ -70,8 +70,16 @@ class ScheduledEngine(Engine):
         self._reset()
 
     def _advance(self) -> None:
-        while self._next < len(self._schedule) and self._needs[self._next] <= self._granted:
-            self._play()
+        self._play_while(lambda: self._needs[self._next] <= self._granted)
+
+    def _play_while(self, condition: Callable[[], bool]) -> None:
+        try:
+            while self._next < len(self._schedule) and condition():
+                with held_back():
+                    self._play()
+        except KeyboardInterrupt:
+            self._give_up(None)
+            raise
 
     def _only_sends(self) -> bool:
         entry = self._schedule[self._next]

@@ -24,6 +24,7 @@ import numpy as np
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.delays import Delay
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
+from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
 
@@ -100,22 +101,12 @@ class SimulatorEngine(Engine):
         worker = None
         try:
             while self._turns:
-                turn = self._turns[0]
-                worker = turn.worker
-                steps = 0 if turn.message is not None else self._can_take(worker, flushing)
-                if turn.message is None and not steps:
-                    if not flushing and self._may_begin(worker) and not self._waits(worker):
-                        return  # for more batches
-                    heapq.heappop(self._turns)
-                    self.now = turn.time
-                    self._rest(worker, flushing)
-                    continue
-                heapq.heappop(self._turns)
-                self.now = turn.time
-                if turn.message is None:
-                    self._round(worker, steps)
-                else:
-                    self._arrive(turn)
+                with held_back():
+                    worker = self._turns[0].worker
+                    taken = self._next_turn(flushing)
+                    worker = None
+                if not taken:
+                    return
         except BaseException as error:
             turns, self._turns = sorted(self._turns), []
             self._available, self._blocked, self._idle = 0, [], list(self.workers)
@@ -126,6 +117,24 @@ class SimulatorEngine(Engine):
                 error.add_note(f"Raised on worker {worker.index}.")
             self._discard(None if worker is None else worker.index)
             raise
+
+    def _next_turn(self, flushing: bool) -> bool:
+        """Takes the earliest turn; False if it needs a batch that was not handed out yet."""
+        turn = self._turns[0]
+        worker = turn.worker
+        steps = 0 if turn.message is not None else self._can_take(worker, flushing)
+        waits = turn.message is None and not steps
+        if waits and not flushing and self._may_begin(worker) and not self._waits(worker):
+            return False
+        heapq.heappop(self._turns)
+        self.now = turn.time
+        if turn.message is not None:
+            self._arrive(turn)
+        elif steps:
+            self._round(worker, steps)
+        else:
+            self._rest(worker, flushing)
+        return True
 
     def _waits(self, worker: WorkerState) -> bool:
         """Whether the exchange rule does not answer the worker's next fetch yet."""

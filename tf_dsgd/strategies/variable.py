@@ -237,7 +237,15 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 trace.rewritten.add(id(self))
         elif tf.executing_eagerly():
             return self._write_outside(method, *args, **kwargs)
+        elif self.kind is Kind.CONTROL:
+            self._write_on_other_shards(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
+
+    def _write_on_other_shards(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """In a function of the caller's, such as `train_on_batch`; it may outlive this call."""
+        for shard in range(self.distribute_strategy.num_shards):
+            if shard != self.shard:
+                getattr(self.on_shard(shard), method)(*args, **kwargs)
 
     def _write_outside(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.kind is not Kind.CONTROL:
