@@ -135,7 +135,9 @@ def _sleep_in_graph(seconds):
     slow = tf.raw_ops.SleepDataset(
         input_dataset=source, sleep_microseconds=tf.constant(int(seconds * 1e6), tf.int64), **types
     )
-    return tf.raw_ops.DatasetToSingleElement(dataset=slow, **types)[0]
+    # Whether there is a second element is asked, too: not of the one that sleeps.
+    one = tf.raw_ops.TakeDataset(input_dataset=slow, count=tf.constant(1, tf.int64), **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=one, **types)[0]
 
 
 def identity_after(function, inputs):

@@ -80,11 +80,6 @@ def test_a_callback_that_reads_counters_does_not_serialise(one_worker):
     assert 0.8 * strategy.updates <= counts[-1] <= strategy.updates  # they follow the shard
 
 
-@pytest.mark.xfail(
-    helpers.ON_CLUSTER,
-    reason="on processes slow input and compute took turns: 4.4 s in place of 3; not explained yet",
-    strict=True,
-)
 def test_input_overlaps_compute():
     """Making a batch takes as long as a step; one worker must not wait for both in turn."""
     strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))

@@ -132,7 +132,8 @@ class ClusterEngine(ThreadsEngine):
         else:
             whole_round = program.round_from
         work, inputs = self._inputs(worker, program, self._held[m][-1])
-        push = self.exchange.push_due(worker.step)
+        # At a drain what is left is sent with the round, not by a call of its own.
+        push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
         if push and worker.fetch_next and not self.exchange.waits_for_version:
             worker.watch.enter(ROUND)
             outputs = whole_round[m](*inputs)
