@@ -210,14 +210,6 @@ class ThreadsEngine(Engine):
             self._changed.notify_all()
         return steps
 
-    def _round_steps(self, worker: WorkerState, available: int, flushing: bool) -> int:
-        steps = super()._round_steps(worker, available, flushing)
-        if not flushing or not steps:
-            return steps
-        # The last batches are shared: one worker would do them while the others have none.
-        takers = sum(self._joined(w) for w in self.workers)
-        return min(steps, -(-available // takers))
-
     def _wait(self, worker: WorkerState, program: Program) -> bool:
         """Waits for work; at a drain sends what is left. False when the thread is to end."""
         with self._changed:
