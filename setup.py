@@ -27,6 +27,7 @@ EXTRAS = {
     "test": [
         "pytest>=8",
         "pytest-timeout",
+        "pytest-xdist",
         "hypothesis",
         "psutil",
         "scikit-learn",

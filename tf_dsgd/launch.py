@@ -45,6 +45,12 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
+# A step frees blocks of up to some MB and takes as large ones again. glibc would give them back to
+# the kernel each time, which maps and clears them anew: about a twelfth of all processor time.
+_KEPT_BYTES = str(256 << 20)
+_KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": _KEPT_BYTES, "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES}
+
+
 @dataclasses.dataclass
 class _Task:
     """A worker, ps or chief process and how to start it."""
@@ -275,7 +281,8 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
 
     def environment(job: str, index: int) -> dict[str, str]:
         config = {"cluster": cluster, "task": {"type": job, "index": index}}
-        return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+        kept = {name: os.environ.get(name, size) for name, size in _KEEP_MEMORY.items()}
+        return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **kept}
 
     def server(job: str, index: int, restarts: int, **more: str) -> _Task:
         # TensorFlow's greetings of many processes hide what matters.

@@ -274,6 +274,18 @@ def test_gpus_that_nvidia_smi_lists(monkeypatch, tmp_path, gpus):
     assert launch._gpus() == []
 
 
+def test_processes_keep_freed_memory_unless_told_otherwise(monkeypatch, tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    options = launch._parse(["--workers", "1", str(script)])
+    chief, servers = launch._tasks(options, ["h:1", "h:2", "h:3"])
+    for task in (chief, *servers):
+        assert task.environment["MALLOC_TRIM_THRESHOLD_"] == "4096"
+        assert task.environment["MALLOC_MMAP_THRESHOLD_"] == str(256 << 20)
+
+
 def test_workers_share_gpus_and_cores(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.touch()

@@ -14,6 +14,8 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.alone
+
 STEPS, SECONDS = 40, 0.05
 
 

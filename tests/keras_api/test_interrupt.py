@@ -11,6 +11,8 @@ import pytest
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = """
 import sys
 import keras
