@@ -15,7 +15,7 @@ _deselected = []
 def pytest_collection_modifyitems(config, items):
     """Deselects what needs a GPU where there is none, and bounds the time of every test.
 
-    The long tests, which start processes, come first, so that several pytest processes end together.
+    The long ones, which start processes, come first: then several pytest processes end together.
     """
     items.sort(key=lambda item: "tests/cluster/" not in item.nodeid)
     for item in items:

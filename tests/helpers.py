@@ -120,7 +120,7 @@ class Sleep(keras.layers.Layer):
             return inputs
         seconds = self.seconds
         if ON_CLUSTER:  # no Python function of this process can be called there
-            with tf.control_dependencies([_sleep_in_graph(seconds)]):
+            with tf.control_dependencies([sleep_in_graph(seconds)]):
                 return tf.identity(inputs)
         return identity_after(lambda batch: time.sleep(seconds), inputs)
 
@@ -128,7 +128,7 @@ class Sleep(keras.layers.Layer):
         return input_shape
 
 
-def _sleep_in_graph(seconds):
+def sleep_in_graph(seconds):
     """An operation that takes this long: the one element of a dataset that sleeps before it."""
     source = tf.raw_ops.TensorDataset(components=[tf.constant(0)], output_shapes=[[]])
     types = {"output_types": [tf.int32], "output_shapes": [[]]}

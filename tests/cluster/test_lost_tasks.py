@@ -128,6 +128,7 @@ def fits(seed, local_rule):
         {**common, "push_every": 1, "fetch_every": 1, "seed": seed},
         {**common, "push_every": 4, "fetch_every": 4, "seed": seed + 1, **everyone},
         {**common, "push_every": 3, "fetch_every": 5, "seed": seed + 2, "pipelines": True},
+        {**common, "push_every": 1, "fetch_every": 6, "seed": seed + 3},  # messages under way
     ]
 
 

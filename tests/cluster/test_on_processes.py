@@ -28,6 +28,7 @@ ONE_WORKER = (
     "--ignore=tests/equivalence/test_delay_tolerant.py",  # their own are among the two workers'
     "tests/algorithms/test_downpour_trace.py",
     "tests/engine/test_overlap.py::test_input_overlaps_compute",
+    "tests/cluster/on_cluster/test_overlap.py",
     "tests/keras_api/test_steps_of_their_own.py",
 )
 

@@ -9,13 +9,16 @@ applied. A worker that is lost is fenced first: its shards take nothing more fro
 Then either its last message was applied, and its batches are done, or not, and they go to others.
 If some shards have the message and others do not, another worker computes it again and sends it in
 the lost one's name: who has it refuses it.
+
+Where a worker sends more often than it fetches, a message need not have arrived before the next
+mini-batch begins: it is kept on the worker, and travels while the next round computes.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,7 @@ from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.timing import ROUND
+from tf_dsgd.engine.unapplied import CutOff, Unapplied
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
@@ -39,16 +43,6 @@ _SHOW_SECONDS = 0.2
 _LAPS_SECONDS = 0.2
 # What TensorFlow says when a task was replaced so fast that no connection broke.
 _REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
-
-
-@dataclasses.dataclass(frozen=True)
-class _CutOff:
-    """A message that some shards have and others do not, because its worker was lost."""
-
-    worker: int
-    sequence: int
-    held: list[Any]
-    """What it was computed of."""
 
 
 class ClusterEngine(ThreadsEngine):
@@ -69,15 +63,12 @@ class ClusterEngine(ThreadsEngine):
         super().__init__(store, exchange)
         self._unwelcome: set[int] = set()
         """Workers that are there, and may not join."""
-        self._held: list[list[Any]] = [[] for _ in self.workers]
-        """Batches that each worker has taken since its last message was applied."""
-        self._applied = [0] * self.num_workers
-        """Number of each worker's last message known to be applied."""
+        self._unapplied = Unapplied(self.num_workers)
         self._returned: collections.deque[tf.Tensor] = collections.deque()
         """Batches of lost workers, for others."""
-        self._cut_off: list[_CutOff] = []
+        self._cut_off: list[CutOff] = []
         """Messages that are to be completed."""
-        self._completing: dict[int, _CutOff] = {}
+        self._completing: dict[int, CutOff] = {}
         """By the worker that computes it again."""
         self._can_complete: Program | None = None
         """The program of which all that this takes is traced."""
@@ -88,6 +79,10 @@ class ClusterEngine(ThreadsEngine):
         """Whether anybody wants to know what workers' time goes to."""
         self._laps_seen = [np.zeros([2]) for _ in self.workers]
         self._laps_read = [now for _ in self.workers]
+        self._may_keep = (
+            exchange.push_every < exchange.fetch_every and not exchange.waits_for_version
+        )
+        """Whether there are messages that no fetch waits for."""
 
     def snapshot(self) -> Snapshot:
         self._watched = True
@@ -99,12 +94,16 @@ class ClusterEngine(ThreadsEngine):
 
     def prepare(self, program: Program) -> None:
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
+        if self._may_keep:
+            _ = program.ahead_on, program.deliver
         for shard in self.shards:
             shard.fence.get_concrete_function()
 
     def grant(self, program: Program, stream: Any) -> None:
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
+            if self._may_keep:
+                _ = program.ahead_from
         super().grant(program, stream)
         now = time.monotonic()
         if now - self._shown > _SHOW_SECONDS:
@@ -127,11 +126,11 @@ class ClusterEngine(ThreadsEngine):
         m = worker.index
         if self._stream.pipelines is None:
             with tf.device(self._connection.host_device):
-                self._held[m].append(self._draw(steps))
+                self._unapplied.held[m].append(self._draw(steps))
             whole_round = program.round_on
         else:
             whole_round = program.round_from
-        work, inputs = self._inputs(worker, program, self._held[m][-1])
+        work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
         # At a drain what is left is sent with the round, not by a call of its own.
         push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
         if push and worker.fetch_next and not self.exchange.waits_for_version:
@@ -144,14 +143,52 @@ class ClusterEngine(ThreadsEngine):
             if worker.fetch_next:
                 self._fetch(worker, program)
             worker.watch.enter("compute")
-            outputs = work[m](*inputs)
+            outputs = self._compute(worker, program, work, inputs)
             worker.watch.enter("wait")
-            if push:
+            if push and self._keeps(worker):
+                self._unapplied.keep(m, program.collect[m](), worker.unsent)
+            elif push:
                 self._push(worker, program, 0)
         self._outputs = (program, outputs)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         with self._changed:
-            return self._take(worker)
+            steps = self._take(worker)
+        if not steps:
+            self._send_kept(worker, program)
+        return steps
+
+    def _keeps(self, worker: WorkerState) -> bool:
+        """Whether the message that is due may travel during the next round."""
+        return (
+            self._may_keep
+            and not self.exchange.fetch_due(worker.step)
+            and self.exchange.may_start(worker.clock + 1, 0)
+            and self._available > 0
+        )
+
+    def _compute(
+        self, worker: WorkerState, program: Program, work: Sequence[Any], inputs: Sequence[Any]
+    ) -> Any:
+        """Local steps, during which a kept message travels."""
+        m = worker.index
+        kept = self._unapplied.kept[m]
+        if kept is None:
+            return work[m](*inputs)
+        ahead = program.ahead_on if self._stream.pipelines is None else program.ahead_from
+        message = tf.nest.flatten(kept.message, expand_composites=True)
+        outputs = ahead[m](*inputs, *message)
+        self._acknowledge(worker)
+        return outputs
+
+    def _send_kept(self, worker: WorkerState, program: Program) -> None:
+        """Sends a kept message where no round follows at once."""
+        kept = self._unapplied.kept[worker.index]
+        if kept is None:
+            return
+        worker.watch.enter("push")
+        program.deliver(*kept.message)
+        worker.watch.enter("wait")
+        self._acknowledge(worker)
 
     def _divide_rounds(self, worker: WorkerState, seconds: float) -> None:
         """Asks a worker how long it fetched and computed, if that is `seconds` ago."""
@@ -183,7 +220,7 @@ class ClusterEngine(ThreadsEngine):
         super()._taken(worker, steps)
         if steps and self._stream.pipelines is not None:
             segment = self._stream.pipelines.draw(worker.index, steps, self._lost)
-            self._held[worker.index].append(segment)
+            self._unapplied.held[worker.index].append(segment)
 
     def _draw(self, steps: int) -> tf.Tensor:
         """Takes batches: those of lost workers first."""
@@ -207,12 +244,11 @@ class ClusterEngine(ThreadsEngine):
         self._acknowledge(worker)
 
     def _acknowledge(self, worker: WorkerState) -> None:
-        """After a push came back: the shards have counted it."""
+        """After a message came to the shards, which have counted it: the kept one, if any."""
         with self._changed:
-            self._held[worker.index].clear()
-            self._applied[worker.index] += 1
+            kept = self._unapplied.acknowledge(worker.index)
+            worker.unsent = 0 if kept is None else worker.unsent - kept.steps
             worker.clock += 1
-            worker.unsent = 0
             self._changed.notify_all()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
@@ -228,7 +264,7 @@ class ClusterEngine(ThreadsEngine):
     def _unfinished(self) -> bool:
         return bool(self._cut_off or self._completing) or super()._unfinished()
 
-    def _next_cut_off(self, worker: WorkerState) -> _CutOff | None:
+    def _next_cut_off(self, worker: WorkerState) -> CutOff | None:
         if self._can_complete is not self._program:
             return None
         # One who came back completes its own, before it numbers messages anew.
@@ -250,10 +286,12 @@ class ClusterEngine(ThreadsEngine):
             self._complete(worker, program, cut_off)
             with self._changed:
                 del self._completing[m]
-                self._applied[m] += 1  # a number of this worker's own went to that message
+                self._unapplied.applied[m] += (
+                    1  # a number of this worker's own went to that message
+                )
                 self._changed.notify_all()
 
-    def _complete(self, worker: WorkerState, program: Program, cut_off: _CutOff) -> None:
+    def _complete(self, worker: WorkerState, program: Program, cut_off: CutOff) -> None:
         """Computes a message again, and sends it as the one that was cut off."""
         m = worker.index
         program.fetch[m]()
@@ -334,16 +372,14 @@ class ClusterEngine(ThreadsEngine):
         with self._changed:
             self.store.lose(m)
             self.store.incarnations[m] = incarnation
-            count, again = 0, ""
+            again = ""
             if m in self._completing:
                 self._cut_off.append(self._completing.pop(m))
-            if max(last) <= self._applied[m]:
-                count = self._give_back(self._held[m])
-            elif min(last) < max(last):
-                self._cut_off.append(_CutOff(m, max(last), list(self._held[m])))
+            parts, cut_off = self._unapplied.lose(m, last)
+            if cut_off is not None:
+                self._cut_off.append(cut_off)
                 again = ", its last message is completed for ps tasks that had not got it"
-            self._held[m].clear()
-            self._applied[m] = max(last)
+            count = self._give_back(parts)
             self._available += count
             self.handed_out -= count
             worker.reset()
@@ -394,7 +430,7 @@ class ClusterEngine(ThreadsEngine):
         try:
             self._connection.join(m)
             with tf.device(self._connection.host_device):
-                self.store.renew(m, self.store.incarnations[m], self._applied[m])
+                self.store.renew(m, self.store.incarnations[m], self._unapplied.applied[m])
         except UnequalVersions as error:  # the others go on; it is not asked again until it ends
             self._unwelcome.add(m)
             say(f"{error} It takes no part until then.")
@@ -415,12 +451,16 @@ class ClusterEngine(ThreadsEngine):
 
     def _discard(self, failed: int | None) -> None:
         """After an error: what is whole is sent, as far as tasks are there to send and take it."""
-        self._held = [[] for _ in self.workers]
+        kept = self._unapplied.clear()
         self._returned.clear()
         self._cut_off.clear()
         self._completing.clear()
         self._outputs = None
         try:
+            for worker, message in zip(self.workers, kept, strict=True):
+                if message is not None:
+                    self.program.deliver(*message.message)
+                    worker.unsent -= message.steps
             super()._discard(failed)
         except tf.errors.OpError as error:
             say(f"what workers had not sent is lost: {error.message}")

@@ -10,9 +10,10 @@
 and where batches are sent to workers in other processes:
 
     work_on(*batches)         worker   local steps on these batches
+    ahead_on(*batches, *message)   both   local steps; meanwhile the shards take a message
     round_on(*batches)        both     fetch + local steps + push, in one call
 
-The last two give the last step's outputs in a bundle, for `unbundle`.
+The last three give the last step's outputs in a bundle, for `unbundle`.
 
 Each is traced once, with one worker's variables, and bound to every worker. What runs on a shard
 runs under its lock.
@@ -432,6 +433,31 @@ class Program:
             return outputs
 
         return self._bind(round_from, *self._iterator_specs())
+
+    @functools.cached_property
+    def ahead_on(self) -> list[_tf.BoundFunction]:
+        """(*packed batches, *message) -> the last outputs; a message travels meanwhile."""
+        return self._bind_ahead(self._work_on, self.step.packing.specs)
+
+    @functools.cached_property
+    def ahead_from(self) -> list[_tf.BoundFunction]:
+        """(iterator, steps, *message) -> the last outputs; a message travels meanwhile."""
+        return self._bind_ahead(self._work_from, self._iterator_specs())
+
+    def _bind_ahead(self, work: Any, specs: Sequence[Any]) -> list[_tf.BoundFunction]:
+        """Local steps, and the delivery of what was collected before them, at the same time.
+
+        The two share no variable, so that TensorFlow does not order them.
+        """
+        collected = self.collect[0].outputs
+
+        def ahead(*inputs: Any) -> list[tf.Tensor]:
+            flat = list(inputs[len(specs) :])
+            self._deliver(*tf.nest.pack_sequence_as(collected, flat, expand_composites=True))
+            return work(*inputs[: len(specs)])
+
+        parts = tf.nest.flatten(collected, expand_composites=True)
+        return self._bind(ahead, *specs, *[tf.TensorSpec(t.shape, t.dtype) for t in parts])
 
     def _iterator_specs(self) -> list[Any]:
         return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]

@@ -1,0 +1,51 @@
+"""What becomes of a lost worker's mini-batches, by the numbers that its shards know."""
+
+import pytest
+
+from tf_dsgd.engine.unapplied import CutOff, Unapplied
+
+
+def books(*, kept):
+    """Worker 1 has sent two messages; "a" is of the third, "b" is behind it."""
+    unapplied = Unapplied(3)
+    for _ in range(2):
+        unapplied.held[1].append("done")
+        assert unapplied.acknowledge(1) is None
+    unapplied.held[1].append("a")
+    if kept:
+        unapplied.keep(1, "message", steps=1)
+        unapplied.held[1].append("b")
+    return unapplied
+
+
+@pytest.mark.parametrize(
+    ("kept", "last", "again", "cut_off"),
+    [
+        (False, [2, 2], ["a"], None),
+        (False, [3, 3], [], None),
+        (False, [2, 3], [], CutOff(1, 3, ["a"])),
+        (True, [2, 2], ["a", "b"], None),
+        (True, [3, 3], ["b"], None),
+        (True, [3, 2], ["b"], CutOff(1, 3, ["a"])),
+    ],
+)
+def test_a_lost_worker(kept, last, again, cut_off):
+    unapplied = books(kept=kept)
+    assert unapplied.lose(1, last) == (again, cut_off)
+    assert unapplied.applied == [0, max(last), 0]  # where its next incarnation goes on
+    assert unapplied.held[1] == [] and unapplied.kept[1] is None
+
+
+def test_a_kept_message_is_acknowledged_before_what_follows():
+    unapplied = books(kept=True)
+    assert unapplied.acknowledge(1).held == ["a"]
+    assert unapplied.held[1] == ["b"] and unapplied.applied[1] == 3
+    assert unapplied.acknowledge(1) is None
+    assert unapplied.held[1] == [] and unapplied.applied[1] == 4
+
+
+def test_after_an_error_nothing_is_given_to_others():
+    unapplied = books(kept=True)
+    (kept,) = [k for k in unapplied.clear() if k is not None]
+    assert (kept.message, kept.steps) == ("message", 1)
+    assert unapplied.lose(1, [2]) == ([], None)
