@@ -35,6 +35,7 @@ class Spec:
 
     kind: str = "downpour"
     """`downpour`: fit; `chief`: the chief's own time; `exchange`: a large model's fetch and push;
+    `overlap`: its push while it computes;
     `parameter_server`: tf_keras; `averaging`, `ddp`: PyTorch."""
     period: int = 20
     """`push_every` and `fetch_every`, or steps between two averagings."""
@@ -190,6 +191,28 @@ def exchange(spec: Spec) -> dict:
         "seconds": {name: statistics.median(values) for name, values in seconds.items()},
         "all_seconds": seconds,
     }
+
+
+def overlap(spec: Spec) -> dict:
+    """A large model that sends at every step and fetches every tenth: in turns, and overlapping."""
+    import keras
+    import numpy as np
+
+    import tf_dsgd
+
+    width = round((spec.parameters / spec.variables) ** 0.5)
+    data = np.zeros([spec.examples, width], np.float32)
+    results = {}
+    for name in ("in turns", "overlapping"):
+        strategy = tf_dsgd.DownpourStrategy(push_every=1, fetch_every=10)
+        strategy.engine.overlaps = strategy.engine.overlaps and name == "overlapping"
+        with strategy.scope():
+            layers = [keras.layers.Dense(width, use_bias=False) for _ in range(spec.variables)]
+            model = keras.Sequential([keras.Input((width,)), *layers])
+            model.compile(keras.optimizers.SGD(1e-6), "mse")
+        fit = {"x": data, "y": data, "batch_size": spec.batch_size}
+        results[name] = timed_fit(strategy, model, spec.epochs, **fit)
+    return {"results": results}
 
 
 def bare_functions(worker: str, ps: str, width: int, count: int) -> dict:
@@ -391,6 +414,7 @@ KINDS = {
     "downpour": downpour,
     "chief": chief,
     "exchange": exchange,
+    "overlap": overlap,
     "parameter_server": parameter_server,
     "averaging": torch_peer,
     "ddp": torch_peer,

@@ -284,7 +284,35 @@ def run_large(options, record: dict) -> None:
     print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
 
 
-GROUPS = {"peers": run_peers, "workers": run_workers, "large": run_large}
+# -- a push while the next mini-batch is computed --------------------------------------------------
+
+
+def run_overlap(options, record: dict) -> None:
+    spec = {
+        "kind": "overlap",
+        "parameters": options.parameters,
+        "variables": options.variables,
+        "examples": 64 * 40,
+        "epochs": 1,
+    }
+    results = interleaved({"overlap": launched(1, **spec)}, options.repetitions)
+    title = (
+        f"{options.parameters / 1e6:g} million parameters in {options.variables} variables, one "
+        "worker, batch 64, push_every=1, fetch_every=10"
+    )
+    record["groups"].append({"title": title, "results": results})
+    outcomes = [outcome["results"] for outcome in results["overlap"]]
+    rows = []
+    for name in outcomes[0]:
+        seconds = [outcome[name]["seconds"] / outcome[name]["steps"] for outcome in outcomes]
+        first = [outcome["in turns"]["steps_per_second"] for outcome in outcomes]
+        ratio = [o[name]["steps_per_second"] / f for o, f in zip(outcomes, first, strict=True)]
+        rows.append([name, runs.spread([1e3 * s for s in seconds], 0), runs.spread(ratio, 2)])
+    header = ["push and compute", "ms/mini-batch", "speed beside in turns"]
+    print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
+
+
+GROUPS = {"peers": run_peers, "workers": run_workers, "large": run_large, "overlap": run_overlap}
 
 
 def main() -> None:
@@ -294,13 +322,13 @@ def main() -> None:
     add("--tf_keras_python", help="interpreter of an environment with tensorflow and tf_keras")
     add("--torch_python", help="interpreter of an environment with torch and numpy")
     add("--repetitions", type=int, default=5)
-    add("--epochs", type=int, default=3, help="timed ones, after one that is not")
+    add("--epochs", type=int, default=10, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800)
     add("--only", default="", help="a regular expression of contenders' names, for the group peers")
     add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
     add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")
-    add("--parameters", type=int, default=25_000_000, help="for the group large")
-    add("--variables", type=int, default=150, help="for the group large")
+    add("--parameters", type=int, default=25_000_000, help="for the groups large and overlap")
+    add("--variables", type=int, default=150, help="for the groups large and overlap")
     add("--json", help="where to write all single runs")
     options = parser.parse_args()
     names = options.groups.split(",")

@@ -118,7 +118,7 @@ def test_mini_batches_of_a_cluster_count_when_applied():
 def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     output = run_benchmark(
         "cluster_throughput.py",
-        *("--groups", "peers,workers,large", "--repetitions", "1", "--epochs", "1"),
+        *("--groups", "peers,workers,large,overlap", "--repetitions", "1", "--epochs", "1"),
         *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
         *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
         *("--only", "workers read files$"),
@@ -129,3 +129,4 @@ def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     assert "steps_per_execution=20: its Python was not given (--tf_keras_python)" in output
     assert "| 20 | 2 |" in output
     assert "of bare assign_add |" in output
+    assert "| overlapping |" in output

@@ -79,7 +79,7 @@ class ClusterEngine(ThreadsEngine):
         """Whether anybody wants to know what workers' time goes to."""
         self._laps_seen = [np.zeros([2]) for _ in self.workers]
         self._laps_read = [now for _ in self.workers]
-        self._may_keep = (
+        self.overlaps = (
             exchange.push_every < exchange.fetch_every and not exchange.waits_for_version
         )
         """Whether there are messages that no fetch waits for."""
@@ -94,7 +94,7 @@ class ClusterEngine(ThreadsEngine):
 
     def prepare(self, program: Program) -> None:
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
-        if self._may_keep:
+        if self.overlaps:
             _ = program.ahead_on, program.deliver
         for shard in self.shards:
             shard.fence.get_concrete_function()
@@ -102,7 +102,7 @@ class ClusterEngine(ThreadsEngine):
     def grant(self, program: Program, stream: Any) -> None:
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
-            if self._may_keep:
+            if self.overlaps:
                 _ = program.ahead_from
         super().grant(program, stream)
         now = time.monotonic()
@@ -160,7 +160,7 @@ class ClusterEngine(ThreadsEngine):
     def _keeps(self, worker: WorkerState) -> bool:
         """Whether the message that is due may travel during the next round."""
         return (
-            self._may_keep
+            self.overlaps
             and not self.exchange.fetch_due(worker.step)
             and self.exchange.may_start(worker.clock + 1, 0)
             and self._available > 0

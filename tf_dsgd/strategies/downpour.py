@@ -114,9 +114,10 @@ class DownpourStrategy(DistributedStrategy):
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
 
-    Deviations from the paper: pushes and fetches are not overlapped with a worker's own computation
-    in this version; and on one machine there is one shard, so that a fetch is consistent, while the
-    paper's many shards are not consistent with each other (those of a cluster are not, either).
+    Deviations from the paper: a worker waits for its fetch, and before a fetch for its push, so
+    that it sees its own updates (on a cluster other pushes travel while it computes on); and on one
+    machine there is one shard, so that a fetch is consistent, while the paper's many shards are not
+    consistent with each other (those of a cluster are not, either).
 
     Reference: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012, section 4.1 and
     algorithm 1.1 of the appendix.
