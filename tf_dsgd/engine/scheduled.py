@@ -74,9 +74,10 @@ class ScheduledEngine(Engine):
 
     def _play_while(self, condition: Callable[[], bool]) -> None:
         try:
-            while self._next < len(self._schedule) and condition():
-                with held_back():
+            with held_back() as let_interrupts_through:
+                while self._next < len(self._schedule) and condition():
                     self._play()
+                    let_interrupts_through()
         except KeyboardInterrupt:
             self._give_up(None)
             raise

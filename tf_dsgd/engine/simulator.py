@@ -100,13 +100,14 @@ class SimulatorEngine(Engine):
         """Takes turns until one needs a batch that was not handed out yet."""
         worker = None
         try:
-            while self._turns:
-                with held_back():
+            with held_back() as let_interrupts_through:
+                while self._turns:
                     worker = self._turns[0].worker
                     taken = self._next_turn(flushing)
                     worker = None
-                if not taken:
-                    return
+                    if not taken:
+                        break
+                    let_interrupts_through()
         except BaseException as error:
             turns, self._turns = sorted(self._turns), []
             self._available, self._blocked, self._idle = 0, [], list(self.workers)
