@@ -249,7 +249,7 @@ class ClusterEngine(ThreadsEngine):
             kept = self._unapplied.acknowledge(worker.index)
             worker.unsent = 0 if kept is None else worker.unsent - kept.steps
             worker.clock += 1
-            self._changed.notify_all()
+            self._stepped_on()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
         if self.exchange.waits_for_version and worker.pushed_at >= 0:
@@ -289,7 +289,7 @@ class ClusterEngine(ThreadsEngine):
                 self._unapplied.applied[m] += (
                     1  # a number of this worker's own went to that message
                 )
-                self._changed.notify_all()
+                self._wake()
 
     def _complete(self, worker: WorkerState, program: Program, cut_off: CutOff) -> None:
         """Computes a message again, and sends it as the one that was cut off."""
@@ -385,7 +385,7 @@ class ClusterEngine(ThreadsEngine):
             worker.reset()
             self._lost[m] = time.monotonic()
             left = self.num_workers - len(self._lost)
-            self._changed.notify_all()
+            self._wake()
         say(
             f"lost {self._connection.worker_name(m)}; {count} unfinished mini-batches go to "
             f"others{again}, {left} of {self.num_workers} workers go on"
@@ -446,7 +446,7 @@ class ClusterEngine(ThreadsEngine):
             self.workers[m].clock = self._slowest()
             del self._lost[m]
             self._start_threads()
-            self._changed.notify_all()
+            self._wake()
         say(f"{self._connection.worker_name(m)} joined")
 
     def _discard(self, failed: int | None) -> None:

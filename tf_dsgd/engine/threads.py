@@ -38,7 +38,12 @@ class ThreadsEngine(Engine):
     def __init__(self, store: Store, exchange: ExchangeRule):
         super().__init__(store, exchange)
         self._lock = threading.Lock()  # the shard's
-        self._changed = threading.Condition()  # guards all that follows, and the worker states
+        mutex = threading.Lock()  # guards all that follows, and the worker states
+        self._changed = threading.Condition(mutex)
+        self._idle = threading.Condition(mutex)
+        """Workers wait here for batches; where there are many it would cost to wake all of them."""
+        self._bounded = not exchange.may_start(1 << 62, 0)
+        """Whether it depends on other workers who may begin."""
         self._available = 0
         self._busy: set[int] = set()
         self._blocked = 0
@@ -58,7 +63,10 @@ class ThreadsEngine(Engine):
             portion = self._portion(self._longest_call)
             if self._available % portion == 0:  # enough for one more worker to begin
                 self._start_threads()
-                self._changed.notify_all()
+                if self._bounded or stream.pipelines is not None:
+                    self._idle.notify_all()  # not every worker may take it
+                else:
+                    self._idle.notify()
             room = 2 * self.num_workers * portion
             if self._available <= room and self._error is None:
                 return
@@ -91,7 +99,7 @@ class ThreadsEngine(Engine):
         while True:
             with self._changed:
                 self._start_threads()
-                self._changed.notify_all()
+                self._wake()
                 if self._changed.wait_for(
                     lambda: self._error is not None or condition(), _LOOK_SECONDS
                 ):
@@ -110,7 +118,7 @@ class ThreadsEngine(Engine):
             return
         with self._changed:
             while self._threads:
-                self._changed.notify_all()
+                self._wake()
                 self._changed.wait(_LOOK_SECONDS)
         (failed, error), self._error = self._error, None
         self._available = 0
@@ -143,7 +151,7 @@ class ThreadsEngine(Engine):
             with self._changed:
                 self._busy.discard(worker.index)
                 self._threads.pop(worker.index, None)
-                self._changed.notify_all()
+                self._wake()
 
     def _failed(self, worker: WorkerState, error: BaseException) -> None:
         error.add_note(f"Raised on worker {worker.index}.")
@@ -207,8 +215,19 @@ class ThreadsEngine(Engine):
         if self.recorder is not None:
             self.recorder.take(worker.index, steps, self._stream.queue)
         if steps:
-            self._changed.notify_all()
+            self._stepped_on()
         return steps
+
+    def _wake(self) -> None:
+        """Lets everybody look again at what he waits for."""
+        self._changed.notify_all()
+        self._idle.notify_all()
+
+    def _stepped_on(self) -> None:
+        """After a worker took batches or sent: those look again to whom it makes a difference."""
+        self._changed.notify_all()
+        if self._bounded or self._flushing:
+            self._idle.notify_all()
 
     def _wait(self, worker: WorkerState, program: Program) -> bool:
         """Waits for work; at a drain sends what is left. False when the thread is to end."""
@@ -222,7 +241,7 @@ class ThreadsEngine(Engine):
                     return True
                 if self._flushing and not self._available:
                     break
-                if not self._changed.wait(_IDLE_SECONDS) and not worker.unsent:
+                if not self._idle.wait(_IDLE_SECONDS) and not worker.unsent:
                     return False
             if self._error is not None or self._closing:
                 return False
@@ -260,7 +279,7 @@ class ThreadsEngine(Engine):
         with self._changed:
             worker.clock += 1
             worker.unsent = following
-            self._changed.notify_all()
+            self._stepped_on()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
         if self.exchange.waits_for_version and worker.pushed_at >= 0:
@@ -297,7 +316,7 @@ class ThreadsEngine(Engine):
         """Ends the threads after the round each is in, waiting at most that long for all."""
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._wake()
             self._changed.wait_for(lambda: not self._threads, seconds)
             self._closing = bool(self._threads)
 
