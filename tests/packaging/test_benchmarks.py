@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from tests.optimizers import twins
 from tests.packaging.repository import ROOT, run_python
 
 
@@ -69,6 +71,39 @@ def test_the_study_of_staleness_prints_a_table(tmp_path):
         mean = sum(t * c for t, c in zip(tau, result["counts"], strict=True)) / 600
         assert result["mean"] == pytest.approx(mean)
     assert equal["max"] <= 30 < varying["max"]
+
+
+@pytest.mark.slow
+def test_the_study_of_delays_equals_a_twin(tmp_path, monkeypatch):
+    """Its rates and seeds are trained side by side; here one of them, by itself, in NumPy."""
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/delay_tolerance.py",
+        *("--delays", "3", "--examples", "120", "--held_out", "30", "--features", "7"),
+        *("--seeds", "5,6", "--methods", "AdaptiveRevision", "--no_xla", "--json", str(written)),
+    )
+    assert "| delay; held out at the end | AdaptiveRevision |" in output
+    (result,) = json.loads(written.read_text())["results"]
+    assert (result["updates"], result["staleness_p50"], result["staleness_max"]) == (120, 3, 3)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "reproduce"))
+    import delay_tolerance
+
+    for rate, seed in ((12, 0), (9, 1)):
+        x, y, best = delay_tolerance.clicks(150, 7, 5 + seed)
+        twin = twins.AdaptiveRevision(np.zeros(7), 1, result["rates"][rate])
+        weights, sums, online = [], [], []
+        for t in range(120):  # on what there was three updates ago
+            weights.append(twin.w.copy())
+            sums.append(twin.gbar.copy())
+            w, seen = weights[max(t - 3, 0)], sums[max(t - 3, 0)]
+            margin = x[t] @ w
+            online.append(delay_tolerance.losses(margin, y[t]))
+            gradient = (1 / (1 + np.exp(-margin)) - y[t]) * x[t]
+            twin.update(gradient, slice(None), seen, 3)
+        regret = np.mean(online) - best[:120].mean()
+        held_out = np.mean(delay_tolerance.losses(x[120:] @ twin.w, y[120:]) - best[120:])
+        assert result["regret"][rate][seed] == pytest.approx(regret, abs=1e-5)
+        assert result["held_out"][rate][seed] == pytest.approx(held_out, abs=1e-4)
 
 
 @pytest.mark.slow
