@@ -107,6 +107,29 @@ def test_the_study_of_delays_equals_a_twin(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_the_study_of_many_workers_makes_every_update(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/fasgd.py",
+        *("--settings", "1:8,3:8", "--updates", "60", "--seeds", "1,2"),
+        *("--methods", "SGD|SGD, alpha_0 / tau", "--json", str(written)),
+    )
+    assert "| SGD, at the end | SGD, alpha_0 / tau, at the end |" in output
+    one, one_scaled, three, _ = json.loads(written.read_text())["results"]
+    assert {one["updates"], three["updates"]} == {60}
+    # Without staleness the two are the same, where their grids meet.
+    fixed = {rate: costs for rate, costs in zip(one["rates"], one["final"], strict=True)}
+    shared = 0
+    for rate, costs in zip(one_scaled["rates"], one_scaled["final"], strict=True):
+        if rate in fixed:
+            assert costs == pytest.approx(fixed[rate], rel=1e-4)
+            shared += 1
+    assert shared == 6
+    assert three["mean_staleness"] == pytest.approx(2.0, abs=0.2)
+    assert min(np.min(one["final"]), np.min(three["final"])) < np.log(10)  # of knowing nothing
+
+
+@pytest.mark.slow
 def test_monitor_cost_prints_a_table():
     output = run_benchmark(
         "monitor_cost.py",
