@@ -118,7 +118,7 @@ def test_the_study_of_many_workers_makes_every_update(tmp_path):
     one, one_scaled, three, _ = json.loads(written.read_text())["results"]
     assert {one["updates"], three["updates"]} == {60}
     # Without staleness the two are the same, where their grids meet.
-    fixed = {rate: costs for rate, costs in zip(one["rates"], one["final"], strict=True)}
+    fixed = dict(zip(one["rates"], one["final"], strict=True))
     shared = 0
     for rate, costs in zip(one_scaled["rates"], one_scaled["final"], strict=True):
         if rate in fixed:
