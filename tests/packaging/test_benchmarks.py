@@ -130,6 +130,37 @@ def test_the_study_of_many_workers_makes_every_update(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_study_of_momentum_finds_it(tmp_path):
+    written = tmp_path / "results.json"
+    run_benchmark(
+        "reproduce/implicit_momentum.py",
+        *("--workers", "1,3", "--times", "exponential", "--repetitions", "80"),
+        *("--json", str(written)),
+    )
+    for result in json.loads(written.read_text())["results"]:
+        share = 1 / result["workers"]
+        assert result["momentum_error"] < 0.1
+        assert abs(result["momentum"] - (1 - share)) < 5 * result["momentum_error"]
+        assert abs(result["rate"] - 0.1 * share) < 5 * result["rate_error"]
+
+
+@pytest.mark.slow
+def test_the_study_of_compensation_without_any_is_plain(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/delay_compensation.py",
+        *("--workers", "2", "--updates", "60", "--seeds", "1,2,3", "--tuning", "1", "--lam", "0"),
+        *("--json", str(written)),
+    )
+    assert "| 1 | sequential SGD |" in output
+    _, plain, constant, adaptive = json.loads(written.read_text())["results"]
+    assert plain["updates"] == 60
+    assert np.all(np.array(plain["error"]) > 10.0)  # per cent, after so few updates
+    for result in (constant, adaptive):  # lambda is 0
+        np.testing.assert_allclose(result["loss"], plain["loss"], rtol=1e-3)
+
+
+@pytest.mark.slow
 def test_monitor_cost_prints_a_table():
     output = run_benchmark(
         "monitor_cost.py",
