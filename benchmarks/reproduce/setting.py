@@ -1,4 +1,4 @@
-"""What the studies of this directory share: the paper's workers, and the command line."""
+"""What the studies of this directory share: n-softsync's workers, and the command line."""
 
 import argparse
 import os
@@ -35,10 +35,20 @@ def softsync(n: int, cluster: tf_dsgd.SimulatedCluster, scaling: str | None):
 
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--n", default="1,15,30", help="the paper's n, by commas")
     parser.add_argument("--json", help="file for the numbers")
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
     return parser
+
+
+def softsync_arguments(description: str) -> argparse.ArgumentParser:
+    parser = arguments(description)
+    parser.add_argument("--n", default="1,15,30", help="the paper's n, by commas")
+    return parser
+
+
+def numbers(text: str, kind: type = int) -> list:
+    """Of an argument that lists numbers by commas."""
+    return [kind(part) for part in text.split(",")]
 
 
 def pyplot():

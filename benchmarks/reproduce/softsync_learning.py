@@ -92,7 +92,7 @@ def plot(results: list[dict], ns: list[int], rates: list[float], path: str) -> N
 
 
 def main() -> None:
-    parser = setting.arguments(__doc__)
+    parser = setting.softsync_arguments(__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--rates", default=",".join(str(rate) for rate in RATES))
     parser.add_argument("--seeds", default="1")

@@ -75,7 +75,7 @@ def plot(results: list[dict], path: str) -> None:
 
 
 def main() -> None:
-    parser = setting.arguments(__doc__)
+    parser = setting.softsync_arguments(__doc__)
     parser.add_argument("--messages", type=int, default=40_000)
     options = parser.parse_args()
     results = []

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
+from tests.optimizers import twins
 from tests.packaging.repository import ROOT, run_python
 
 
@@ -69,6 +71,93 @@ def test_the_study_of_staleness_prints_a_table(tmp_path):
         mean = sum(t * c for t, c in zip(tau, result["counts"], strict=True)) / 600
         assert result["mean"] == pytest.approx(mean)
     assert equal["max"] <= 30 < varying["max"]
+
+
+@pytest.mark.slow
+def test_the_study_of_delays_equals_a_twin(tmp_path, monkeypatch):
+    """Its rates and seeds are trained side by side; here one of them, by itself, in NumPy."""
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/delay_tolerance.py",
+        *("--delays", "3", "--examples", "120", "--held_out", "30", "--features", "7"),
+        *("--seeds", "5,6", "--methods", "AdaptiveRevision", "--no_xla", "--json", str(written)),
+    )
+    assert "| delay; held out at the end | AdaptiveRevision |" in output
+    (result,) = json.loads(written.read_text())["results"]
+    assert (result["updates"], result["staleness_p50"], result["staleness_max"]) == (120, 3, 3)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "reproduce"))
+    import delay_tolerance
+
+    for rate, seed in ((12, 0), (9, 1)):
+        x, y, best = delay_tolerance.clicks(150, 7, 5 + seed)
+        twin = twins.AdaptiveRevision(np.zeros(7), 1, result["rates"][rate])
+        weights, sums, online = [], [], []
+        for t in range(120):  # on what there was three updates ago
+            weights.append(twin.w.copy())
+            sums.append(twin.gbar.copy())
+            w, seen = weights[max(t - 3, 0)], sums[max(t - 3, 0)]
+            margin = x[t] @ w
+            online.append(delay_tolerance.losses(margin, y[t]))
+            gradient = (1 / (1 + np.exp(-margin)) - y[t]) * x[t]
+            twin.update(gradient, slice(None), seen, 3)
+        regret = np.mean(online) - best[:120].mean()
+        held_out = np.mean(delay_tolerance.losses(x[120:] @ twin.w, y[120:]) - best[120:])
+        assert result["regret"][rate][seed] == pytest.approx(regret, abs=1e-5)
+        assert result["held_out"][rate][seed] == pytest.approx(held_out, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_study_of_many_workers_makes_every_update(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/fasgd.py",
+        *("--settings", "1:8,3:8", "--updates", "60", "--seeds", "1,2"),
+        *("--methods", "SGD|SGD, alpha_0 / tau", "--json", str(written)),
+    )
+    assert "| SGD, at the end | SGD, alpha_0 / tau, at the end |" in output
+    one, one_scaled, three, _ = json.loads(written.read_text())["results"]
+    assert {one["updates"], three["updates"]} == {60}
+    # Without staleness the two are the same, where their grids meet.
+    fixed = dict(zip(one["rates"], one["final"], strict=True))
+    shared = 0
+    for rate, costs in zip(one_scaled["rates"], one_scaled["final"], strict=True):
+        if rate in fixed:
+            assert costs == pytest.approx(fixed[rate], rel=1e-4)
+            shared += 1
+    assert shared == 6
+    assert three["mean_staleness"] == pytest.approx(2.0, abs=0.2)
+    assert min(np.min(one["final"]), np.min(three["final"])) < np.log(10)  # of knowing nothing
+
+
+@pytest.mark.slow
+def test_the_study_of_momentum_finds_it(tmp_path):
+    written = tmp_path / "results.json"
+    run_benchmark(
+        "reproduce/implicit_momentum.py",
+        *("--workers", "1,3", "--times", "exponential", "--repetitions", "80"),
+        *("--json", str(written)),
+    )
+    for result in json.loads(written.read_text())["results"]:
+        share = 1 / result["workers"]
+        assert result["momentum_error"] < 0.1
+        assert abs(result["momentum"] - (1 - share)) < 5 * result["momentum_error"]
+        assert abs(result["rate"] - 0.1 * share) < 5 * result["rate_error"]
+
+
+@pytest.mark.slow
+def test_the_study_of_compensation_without_any_is_plain(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/delay_compensation.py",
+        *("--workers", "2", "--updates", "60", "--seeds", "1,2,3", "--tuning", "1", "--lam", "0"),
+        *("--json", str(written)),
+    )
+    assert "| 1 | sequential SGD |" in output
+    _, plain, constant, adaptive = json.loads(written.read_text())["results"]
+    assert plain["updates"] == 60
+    assert np.all(np.array(plain["error"]) > 10.0)  # per cent, after so few updates
+    for result in (constant, adaptive):  # lambda is 0
+        np.testing.assert_allclose(result["loss"], plain["loss"], rtol=1e-3)
 
 
 @pytest.mark.slow
