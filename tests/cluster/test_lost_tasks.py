@@ -177,6 +177,26 @@ def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
     assert code == 0, log(process)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_is_lost_while_the_step_is_traced(lost):
+    """The other one alone, with periods of 1, is plain Keras; its functions touch one variable."""
+    script = str(SCRIPTS / "lost_in_trace.py")
+    options = (*FILE, "--workers", "2", "--ps", "2")
+    with processes.started(*options, script, str(lost)) as process:
+        steps, weights, logs = said(process, "DONE").split()[1:]
+        assert int(steps) == 60, log(process)
+        assert float(weights) < 1e-6 and float(logs) < 1e-4, log(process)
+        assert said(process, "tf_dsgd: lost worker").count(f"worker {lost}")
+
+
+def test_all_workers_are_lost_before_fit_and_come_back():
+    script = str(SCRIPTS / "lost_in_trace.py")
+    options = (*FILE, "--workers", "2", "--ps", "1", "--restart_workers", "1")
+    with processes.started(*options, script, "all") as process:
+        assert int(said(process, "DONE").split()[1]) == 60, log(process)
+        assert "no worker is there: waiting" in log(process)
+
+
 def test_training_goes_on_and_the_lost_worker_comes_back():
     options = ("--workers", "2", "--restart_workers", "1")
     with launched(*options, program=MODULE, steps=2000, epochs=10_000) as process:

@@ -108,6 +108,9 @@ class Engine(abc.ABC):
             spent=np.stack([worker.watch.read(now) for worker in self.workers]),
         )
 
+    def before_trace(self) -> None:
+        """Called before a step is traced; waits for a worker where none is there."""
+
     @abc.abstractmethod
     def prepare(self, program: Program) -> None:
         """Traces what this engine will call; on the thread, and in the context, of the step."""

@@ -59,7 +59,13 @@ class ClusterEngine(ThreadsEngine):
         present = connection.present()
         self._lost = {m: now for m, here in enumerate(present) if not here}
         """Workers that are not there, and since when."""
-        store = Store(connection.worker_devices(), len(connection.ps), present, self._worker_failed)
+        store = Store(
+            connection.worker_devices(),
+            len(connection.ps),
+            present,
+            self._worker_failed,
+            self._assemble,
+        )
         super().__init__(store, exchange)
         self._unwelcome: set[int] = set()
         """Workers that are there, and may not join."""
@@ -91,6 +97,14 @@ class ClusterEngine(ThreadsEngine):
 
     def messages_sent(self) -> list[int] | None:
         return None  # a worker's own count is lost with it
+
+    def before_trace(self) -> None:
+        for worker in self.workers:
+            here = worker.index not in self._lost
+            if here and not self._connection.worker_listens(worker.index):
+                self._lose(worker)
+        if len(self._lost) == self.num_workers:
+            self._assemble()
 
     def prepare(self, program: Program) -> None:
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
@@ -425,6 +439,13 @@ class ClusterEngine(ThreadsEngine):
             silent = self._connection.silent_ps()
             if silent:
                 raise self._ps_lost(silent)
+
+    def _assemble(self) -> None:
+        """Waits in the main thread until a worker is there again."""
+        say(f"no worker is there: waiting {self._timeout:g} s for one")
+        while len(self._lost) == self.num_workers:
+            self._look()
+            time.sleep(0.1)
 
     def _welcome(self, m: int) -> None:
         try:

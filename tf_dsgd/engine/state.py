@@ -29,14 +29,21 @@ class Replicated:
     def __init__(self, make: Callable[[int], tf.Variable | None], present: Sequence[bool]):
         self._make = make
         self.copies: list[Any] = [None] * len(present)
+        self._template: Any = None
         for m, here in enumerate(present):
             if here:
-                self.copies[m] = make(m)
+                self.renew(m)
 
     @property
     def template(self) -> tf.Variable:
-        """The copy of the first worker that has one; functions are traced with it."""
-        return next(copy for copy in self.copies if copy is not None)
+        """The copy with which functions are traced: the first one made, also if it is lost.
+
+        What belongs together may be traced at different times. With another variable in one of
+        its parts TensorFlow would not see that the parts touch the same thing, and in which order.
+        """
+        if self._template is None:
+            raise RuntimeError("No worker is there, and none has been.")
+        return self._template
 
     def of(self, worker: int) -> tf.Variable:
         """The copy of a worker that is there."""
@@ -51,7 +58,9 @@ class Replicated:
 
     def renew(self, worker: int) -> None:
         """Makes the copy of a worker that came, or came back."""
-        self.copies[worker] = self._make(worker)
+        self.copies[worker] = copy = self._make(worker)
+        if self._template is None:
+            self._template = copy
 
     def read(self) -> list[tf.Tensor]:
         """The values of all workers that are there."""
@@ -59,8 +68,7 @@ class Replicated:
 
     def drop(self, worker: int) -> None:
         """Forgets the copy of a worker that was lost; functions traced with it stay valid."""
-        if len(self.present()) > 1:
-            self.copies[worker] = None
+        self.copies[worker] = None
 
 
 class Store:
@@ -72,6 +80,7 @@ class Store:
         present: which workers are there; all if None.
         lost: called with a worker and the error that creating a variable there raised; tells
             whether the worker was lost, in which case the others go on.
+        assemble: called when no worker is there; comes back when one is.
     """
 
     def __init__(
@@ -80,8 +89,10 @@ class Store:
         num_shards: int = 1,
         present: Sequence[bool] | None = None,
         lost: Callable[[int, tf.errors.OpError], bool] = lambda worker, error: False,
+        assemble: Callable[[], None] = lambda: None,
     ):
         self._was_lost = lost
+        self._assemble = assemble
         self.worker_devices = list(worker_devices)
         self.num_shards = num_shards
         self.present = [True] * self.num_workers if present is None else list(present)
@@ -128,6 +139,8 @@ class Store:
         replicated = Replicated(make, self.present)
         self._all.append(replicated)
         self._note(replicated)
+        if not any(self.present):
+            self._assemble()
         return replicated
 
     def _note(self, replicated: Replicated) -> None:

@@ -347,6 +347,8 @@ class DistributedStrategy(tf.distribute.Strategy):
             args, kwargs = with_batch(batch)
             return run(fn, args, kwargs)
 
+        with tf.init_scope():
+            self.engine.before_trace()
         model = fn.__self__ if is_train_step(fn) else None
         step = TracedStep(
             run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model

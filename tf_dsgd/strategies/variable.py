@@ -196,7 +196,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         values = self.copies.read()
         if self.kind is Kind.METRIC:
             return tf.add_n([self.primary.read_value(), *values])
-        if self.dtype.is_floating:
+        if self.dtype.is_floating and values:
             return tf.add_n(values) / len(values)
         return self.primary.read_value()
 

@@ -1,0 +1,65 @@
+"""Workers are lost while `fit` builds its functions, or just before.
+
+Usage: lost_in_trace.py 0 1   (the workers to kill while the step is traced, if any)
+       lost_in_trace.py all   (every worker, before `fit`)
+
+Prints how far the weights, and the history, are from plain Keras's.
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from witness import kill
+
+import tf_dsgd
+
+
+class Count(keras.metrics.Metric):
+    """Counts examples; its variable is used where the step's forward pass has ended."""
+
+    victims = ()
+
+    def __init__(self):
+        super().__init__(name="count")
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        if Count.victims and type(y_pred).__name__ == "SymbolicTensor":  # TensorFlow's, not Keras's
+            victims, Count.victims = Count.victims, ()
+            assert kill(victims) == list(victims)
+        self.count.assign_add(tf.cast(tf.shape(y_pred)[0], tf.float32))
+
+    def result(self):
+        return self.count + 0.0
+
+
+def train(strategy, victims=(), before_fit=()):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((12,)), keras.layers.Dense(16, "tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=[Count()])
+    random = np.random.default_rng(0)
+    x = random.standard_normal((200, 12)).astype("float32")
+    if before_fit:
+        assert kill(before_fit) == list(before_fit)
+    Count.victims = victims
+    history = model.fit(x, x[:, :1], batch_size=10, epochs=3, shuffle=False, verbose=0).history
+    assert not Count.victims
+    return model.get_weights(), history
+
+
+if __name__ == "__main__":
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(worker_timeout_seconds=40))
+    everyone = sys.argv[1:] == ["all"]
+    if everyone:
+        ours, history = train(strategy, before_fit=range(strategy.num_workers))
+    else:
+        ours, history = train(strategy, victims=[int(m) for m in sys.argv[1:]])
+    theirs, expected = train(tf.distribute.get_strategy())
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+    logs = max(float(np.abs(np.subtract(history[k], expected[k])).max()) for k in expected)
+    print("DONE", strategy.steps, difference, logs, flush=True)
