@@ -9,9 +9,9 @@ note of its arguments instead. Two things happen on the worker:
   may have changed until they arrive; the shard multiplies them by its own, and the optimizer
   tests, skips and adapts as ever;
 - gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
-  a message, or a message goes to several shards, none of which knows the norm of the whole; the
-  shard then does not clip again. Under gradient accumulation Keras clips what was accumulated,
-  and so does the shard.
+  a message, or, for `global_clipnorm`, when a message goes to several shards, none of which knows
+  the norm of the whole; the shard then does not clip again. Under gradient accumulation Keras
+  clips what was accumulated, and so does the shard.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Optimizers:
         """Within, `optimizer.apply` adds to the list that is given, and changes nothing.
 
         Args:
-            clip: whether gradients are clipped here.
+            clip: whether gradients are clipped here in any case.
             in_parts: whether they go to several shards.
         """
         applications: list[Application] = []
@@ -165,6 +165,7 @@ def _noted(
             f"ps task, or clipnorm. Received: global_clipnorm={inner.global_clipnorm}, "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
         )
+    clip = clip or (in_parts and inner.global_clipnorm is not None)
     if clip and not inner.gradient_accumulation_steps:
         if any(getattr(inner, name) is not None for name in _CLIPPING):
             application.gradients = _tf.clip(inner, application.gradients)

@@ -72,8 +72,8 @@ class DownpourStrategy(DistributedStrategy):
       messages that arrive from then on. Several mini-batches are under way at any moment, so which
       ones it meets differs from run to run; set at the end of an epoch it is exact, and so is a
       schedule (`keras.optimizers.schedules`) at every mini-batch.
-    - Clipping: with `push_every` above 1 each mini-batch's gradient is clipped, on the worker;
-      otherwise the shard clips, as Keras does.
+    - Clipping: with `push_every` above 1, and with `global_clipnorm` on several ps tasks, each
+      mini-batch's gradient is clipped, on the worker; otherwise the shard clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
       began with; `local_rule="optimizer"` keeps the step's own order. A step that assigns a
       trainable weight itself (`SpectralNormalization`) needs that rule, and is refused otherwise.

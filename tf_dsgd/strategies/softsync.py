@@ -55,8 +55,8 @@ class SoftsyncStrategy(DistributedStrategy):
     - `strategy.updates` and `optimizer.iterations` count updates of the weights; the ledger's
       `applied` counts messages; `strategy.steps` and learning-rate schedules count mini-batches.
     - Gradients of embeddings stay sparse: a collection holds the rows that its messages touched.
-    - Clipping: a shard that holds the whole model clips the mean, as Keras does a batch's gradient;
-      where a cluster has several shards, each mini-batch's gradient is clipped on the worker.
+    - Clipping: the shard clips the mean, as Keras does a batch's gradient; with `global_clipnorm`,
+      on a cluster of several shards, each mini-batch's gradient is clipped on the worker.
     - Under float16 loss scaling a gradient that overflowed has its whole collection skipped.
     - On a cluster of several ps tasks each shard has a collection of its own; messages may arrive
       in another order at another shard.

@@ -51,7 +51,7 @@ class TracedStep:
         self.packing = Packing(element_spec)
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
-        self._clip = algorithm.exchange.push_every > 1 or self._in_parts
+        self._clip = algorithm.exchange.push_every > 1
         self._trace(call)
         if any(self.sparse) and not all(v.no_copy for v in self._sparse_weights()):
             # Now that the tables are known, trace again so that reading one copies nothing.
