@@ -12,12 +12,15 @@ SECONDS_PER_TEST = 120  # a test that waits longer hangs; pyproject's limit is f
 _deselected = []
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Deselects what needs a GPU where there is none, and bounds the time of every test.
 
-    The long ones, which start processes, come first: then several pytest processes end together.
+    Tests that start clusters of processes, which fill a small machine, run alone.
     """
-    items.sort(key=lambda item: "tests/cluster/" not in item.nodeid)
+    for item in items:
+        if "tests/cluster/" in item.nodeid:
+            item.add_marker(pytest.mark.alone)
     for item in items:
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
