@@ -160,7 +160,7 @@ def assert_ledger_balances(fit, got):
 
 
 @pytest.mark.parametrize(("ps", "local_rule"), [(1, "optimizer"), (2, "sgd")])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
     plan = fits(10 * SEED + 100 * ps, local_rule)
     script = str(SCRIPTS / "witness.py")
@@ -173,7 +173,8 @@ def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
             assert_each_example_once_an_epoch(fit, got)
             assert_ledger_balances(fit, got)
             assert got["came_back"], log(process)
-        code, _ = exit_of(process, 30.0)
+        # TensorFlow's calls to processes that were killed take seconds each to be given up.
+        code, _ = exit_of(process, 90.0)
     assert code == 0, log(process)
 
 
