@@ -21,7 +21,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "tests/cluster/" in item.nodeid:
             item.add_marker(pytest.mark.alone)
-    for item in items:
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
     marked = [item for item in items if item.get_closest_marker("gpu")]

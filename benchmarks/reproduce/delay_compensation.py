@@ -224,11 +224,7 @@ def main() -> None:
                 results.append(measure(method, lam, workers, options.updates, data, seeds))
                 means = np.mean(results[-1]["error"], 1).round(2).tolist()
                 print(workers, method, lam, means, flush=True)
-    origin = runs.provenance()
-    runs.write_json(options.json, {**origin, "results": results})
-    print(runs.heading(origin), report(results, options.tuning), sep="\n\n")
-    if options.plot:
-        plot(results, options.tuning, options.plot)
+    setting.finish(options, results, report, plot, options.tuning)
 
 
 if __name__ == "__main__":

@@ -160,11 +160,7 @@ def main() -> None:
         for name in options.methods.split("|"):
             results.append(measure(name, workers, batch, options.updates, seeds))
             print(pair, name, cell(results[-1], "averaged"), flush=True)
-    origin = runs.provenance()
-    runs.write_json(options.json, {**origin, "results": results})
-    print(runs.heading(origin), report(results), sep="\n\n")
-    if options.plot:
-        plot(results, options.plot)
+    setting.finish(options, results, report, plot)
 
 
 if __name__ == "__main__":

@@ -238,11 +238,7 @@ def main() -> None:
         for workers in setting.numbers(options.workers):
             results.append(measure(workers, times, options.repetitions))
             print({k: v for k, v in results[-1].items() if k != "mean_path"}, flush=True)
-    origin = runs.provenance()
-    runs.write_json(options.json, {**origin, "results": results})
-    print(runs.heading(origin), report(results), sep="\n\n")
-    if options.plot:
-        plot(results, options.plot)
+    setting.finish(options, results, report, plot)
 
 
 if __name__ == "__main__":

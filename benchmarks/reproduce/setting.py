@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `runs`
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import runs
+
 import tf_dsgd
 
 WORKERS = 30
@@ -44,6 +46,15 @@ def softsync_arguments(description: str) -> argparse.ArgumentParser:
     parser = arguments(description)
     parser.add_argument("--n", default="1,15,30", help="the paper's n, by commas")
     return parser
+
+
+def finish(options, results: list[dict], report, plot, *more: object) -> None:
+    """Writes the numbers, prints `report`'s table, and draws `plot`; both are given `more`."""
+    origin = runs.provenance()
+    runs.write_json(options.json, {**origin, "results": results})
+    print(runs.heading(origin), report(results, *more), sep="\n\n")
+    if options.plot:
+        plot(results, *more, options.plot)
 
 
 def numbers(text: str, kind: type = int) -> list:

@@ -106,11 +106,7 @@ def main() -> None:
                 for rate in rates:
                     results.append(train(n, scaling, rate, options.epochs, seed))
                     print(results[-1], flush=True)
-    origin = runs.provenance()
-    runs.write_json(options.json, {**origin, "results": results})
-    print(runs.heading(origin), report(results, ns, rates), sep="\n\n")
-    if options.plot:
-        plot(results, ns, rates, options.plot)
+    setting.finish(options, results, report, plot, ns, rates)
 
 
 if __name__ == "__main__":

@@ -83,11 +83,7 @@ def main() -> None:
         for n in (int(n) for n in options.n.split(",")):
             results.append(measure(n, speed, options.messages))
             print({k: v for k, v in results[-1].items() if k != "counts"}, flush=True)
-    origin = runs.provenance()
-    runs.write_json(options.json, {**origin, "results": results})
-    print(runs.heading(origin), report(results), sep="\n\n")
-    if options.plot:
-        plot(results, options.plot)
+    setting.finish(options, results, report, plot)
 
 
 if __name__ == "__main__":

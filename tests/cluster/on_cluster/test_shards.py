@@ -69,6 +69,27 @@ def test_what_needs_the_whole_accumulated_gradient_is_refused():
         trained(optimizer)
 
 
+@pytest.mark.parametrize(
+    ("clipping", "sent"), [("clipvalue", 1.0), ("clipnorm", 1.0), ("global_clipnorm", 0.3)]
+)
+def test_only_the_norm_of_all_is_clipped_on_the_worker(clipping, sent):
+    """Nine weights have gradients of 1, whose norm is 3; 0.9 allows each 0.3."""
+    strategy = tf_dsgd.DownpourStrategy()
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(1.0, **{clipping: 0.9})
+        model = helpers.constant_gradient_model(optimizer, width=9)
+    model.fit(*helpers.ones(8, width=9), batch_size=2, verbose=0)
+    engine = strategy.engine
+    batches = helpers.drawn(helpers.ones(2, width=9), 2)
+    with tf.device(engine.store.worker_devices[0]):
+        engine.program.fetch[0]()
+        engine.program.work_on[0](*engine.program.step.packing.pack(batches))
+        _, message = engine.program.collect[0]()
+    np.testing.assert_allclose(message[0].numpy(), np.full((9, 1), sent), rtol=1e-6)
+    at_once = {"clipvalue": 0.9, "clipnorm": 0.3, "global_clipnorm": 0.3}[clipping]
+    np.testing.assert_allclose(model.get_weights()[0], np.full((9, 1), -4 * at_once), rtol=1e-6)
+
+
 def test_a_second_cluster_is_refused():
     trained(lambda: keras.optimizers.SGD(0.001))
     spec = tf.train.ClusterSpec({"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
