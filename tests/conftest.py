@@ -2,11 +2,17 @@
 
 import gc
 import os
+import signal
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
+
+# A shell that runs the tests in the background has them ignore SIGINT, and with them all that they
+# start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SECONDS_PER_TEST = 120  # a test that waits longer hangs; pyproject's limit is for marked, slow ones
 _deselected = []
