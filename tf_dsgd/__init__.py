@@ -12,6 +12,7 @@ from tf_dsgd import callbacks, gpu, optimizers
 from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
 from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
 from tf_dsgd.simulation import Simulation, simulate
+from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
 from tf_dsgd.strategies.softsync import SoftsyncStrategy
 
@@ -24,6 +25,7 @@ __all__ = [
     "LocalSGD",
     "LogNormal",
     "Pareto",
+    "PeriodicAveragingStrategy",
     "SimulatedCluster",
     "Simulation",
     "SoftsyncStrategy",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -27,11 +27,10 @@ class Worker(Protocol):
 
     @property
     def weights(self) -> Sequence[tf.Variable]:
-        """This worker's own copy of the weights."""
+        """This worker's own copy of the weights, and of the state that travels with them."""
 
-    @property
-    def slots(self) -> Sequence[tf.Variable]:
-        """What the compiled optimizer keeps on this worker; empty if it runs on the shard."""
+    def reset_optimizer(self) -> None:
+        """Gives what the compiled optimizer keeps on this worker its first values again."""
 
     def cell(
         self,
@@ -62,7 +61,18 @@ class Shard(Protocol):
 
     @property
     def weights(self) -> Sequence[tf.Variable]:
-        """The weights of the model, which only shards change."""
+        """The weights on this shard, which only shards change, and what travels with them."""
+
+    def is_trained(self, index: int) -> bool:
+        """Whether `weights[index]` is a trainable weight, not state that travels with them."""
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether `optimize` can be called.
+
+        It cannot where the compiled optimizer runs on the workers, unless the strategy has another
+        one for the shards.
+        """
 
     @property
     def num_workers(self) -> int:
@@ -71,6 +81,10 @@ class Shard(Protocol):
     @property
     def version(self) -> tf.Tensor:
         """Updates made so far, an int64 scalar."""
+
+    @property
+    def steps(self) -> tf.Tensor:
+        """Mini-batches in all messages received so far, this one aside; an int64 scalar."""
 
     def cell(
         self,
@@ -87,8 +101,8 @@ class Shard(Protocol):
         `[workers, ...]`.
         """
 
-    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
-        """A scalar of this shard, at first 0."""
+    def counter(self, name: str, dtype: Any = tf.int64, *, per_worker: bool = False) -> tf.Variable:
+        """A scalar of this shard, at first 0; with `per_worker` it is `[workers]`."""
 
     def is_sparse(self, index: int) -> bool:
         """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
@@ -98,6 +112,7 @@ class Shard(Protocol):
     ) -> None:
         """One update by the compiled optimizer; `scale` multiplies its *step* (its rate).
 
+        Where that runs on the workers, by the optimizer that the strategy has for the shards.
         `message` is what brought the gradients, for optimizers that correct them for its delay;
         None where they are of several messages.
         """
@@ -127,7 +142,12 @@ class LocalRule(abc.ABC):
 
     sends: str = "gradient"
     """`"gradient"`: the step's gradients are given to `step`. `"update"`: the compiled optimizer
-    runs on the worker, with slots of its own, and `step` is called after it with no gradients."""
+    runs on the worker, with slots of its own, and `step` is called after it with no gradients.
+    `"state"`: the same; and `sends_statistics` and `sends_slots` add to `weights` what layers and
+    the optimizer keep, as far as it is of floats."""
+
+    sends_statistics: bool = False
+    sends_slots: bool = False
 
     @abc.abstractmethod
     def step(self, worker: Worker, gradients: Sequence[Gradient]) -> None:
@@ -135,18 +155,13 @@ class LocalRule(abc.ABC):
 
     @abc.abstractmethod
     def message(self, worker: Worker) -> list[Gradient]:
-        """Gives what is to be sent, and starts a new collection.
-
-        One tensor per weight goes to that weight's shard; what follows, to the first shard.
-        """
+        """Gives what is to be sent, one tensor per weight, and starts a new collection."""
 
     @abc.abstractmethod
-    def fetched(
-        self, worker: Worker, values: Sequence[Gradient], extras: Sequence[tf.Tensor]
-    ) -> None:
-        """Takes fetched weights; an `IndexedSlices` holds only the rows that changed.
+    def fetched(self, worker: Worker, values: Sequence[Gradient]) -> None:
+        """Takes what a fetch brought: weights, unless the server rule answers otherwise.
 
-        `extras` is what the server rule's `fetched` gave, one shard's after the other.
+        An `IndexedSlices` holds only the rows that changed.
         """
 
     def unsent_rows(self, worker: Worker, index: int) -> tf.Tensor | None:
@@ -164,8 +179,9 @@ class ExchangeRule:
     wire_dtype: str | None = None
     """Type in which floating-point weights and messages travel; None for their own."""
 
-    waits_for_version: ClassVar[bool] = False
-    """Whether `may_fetch` can refuse. Engines look at versions only then."""
+    def since(self, steps: int) -> ExchangeRule:
+        """The rule from a drain on at which each worker has done `steps` mini-batches."""
+        return self
 
     def steps_to_event(self, step: int) -> int:
         """Mini-batches from `step` to the next push or fetch."""
@@ -192,10 +208,6 @@ class ExchangeRule:
         """
         return True
 
-    def may_fetch(self, pushed_at: int, version: int) -> bool:
-        """Whether a fetch is answered now; `pushed_at` is the version that the last push met."""
-        return True
-
 
 class ServerRule(abc.ABC):
     """What a shard does with a message. Every method runs under the shard's lock."""
@@ -209,9 +221,16 @@ class ServerRule(abc.ABC):
     def receive(self, shard: Shard, message: Message) -> tf.Tensor | bool:
         """Takes in one accepted message; tells whether the weights changed (a new version)."""
 
-    def fetched(self, shard: Shard, worker: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Called when `worker` fetches; may remember what it saw, and give it more than weights."""
-        return ()
+    def fetched(self, shard: Shard, worker: tf.Tensor) -> tf.Tensor | bool:
+        """Called when `worker` fetches, before the weights are read.
+
+        May remember what it sees, or use what is collected; tells whether the weights changed.
+        """
+        return False
+
+    def answer(self, shard: Shard, worker: tf.Tensor, index: int) -> tf.Tensor | None:
+        """What a fetch gives in place of `weights[index]`; None for the weight itself."""
+        return None
 
     def flush(self, shard: Shard) -> tf.Tensor | bool | None:
         """At a drain: uses what is collected so far; None where a rule collects nothing."""
@@ -225,3 +244,9 @@ class Algorithm:
     local: LocalRule
     exchange: ExchangeRule
     server: ServerRule
+
+    def steps_per_iteration(self, num_workers: int) -> int:
+        """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""
+        if self.local.sends == "gradient":
+            return self.exchange.push_every * self.server.messages_per_update
+        return num_workers if self.local.sends == "state" else 1

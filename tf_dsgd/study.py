@@ -265,12 +265,7 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
     """The schedule by which a simulated cluster's workers do this many mini-batches.
 
     The simulator itself makes it, with nothing to compute.
-
-    Raises:
-        ValueError: for an exchange rule that waits for versions, which only training makes.
     """
-    if exchange.waits_for_version:
-        raise ValueError(f"{exchange!r} waits for updates, which a timetable does not make.")
     engine = cluster.make_engine(exchange)
     engine.recorder = scribe = _Scribe(engine.num_workers)
     program, stream = _Nothing(engine.num_workers), _NoStream()

@@ -16,8 +16,16 @@ def _softsync(**options):
     return functools.partial(tf_dsgd.SoftsyncStrategy, **options)
 
 
+def _averaging(outer=None, **options):
+    def make(cluster):
+        made = None if outer is None else outer()
+        return tf_dsgd.PeriodicAveragingStrategy(cluster, outer_optimizer=made, **options)
+
+    return make
+
+
 # What a new algorithm adds: its class by name, and lines in CONFIGURATIONS.
-STRATEGIES = {"DownpourStrategy", "SoftsyncStrategy"}
+STRATEGIES = {"DownpourStrategy", "PeriodicAveragingStrategy", "SoftsyncStrategy"}
 
 # A name to a function from a cluster to a strategy. The first is the default one.
 CONFIGURATIONS = {
@@ -38,6 +46,16 @@ CONFIGURATIONS = {
     "downpour_delay_compensated": _downpour(),
     "downpour_delay_compensated_adaptive": _downpour(push_every=2, fetch_every=2),
     "downpour_fasgd": _downpour(),
+    "averaging": _averaging(average_every=4),
+    "averaging_each_step": _averaging(average_every=1, optimizer_state="local"),
+    "averaging_block_momentum": _averaging(
+        tf_dsgd.optimizers.BlockMomentum, average_every=3, optimizer_state="reset"
+    ),
+    "averaging_diloco": _averaging(
+        lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+        average_every=4,
+        optimizer_state="local",
+    ),
 }
 
 # What a configuration compiles, where it is not SGD.
@@ -52,10 +70,22 @@ OPTIMIZERS = {
     # The mean of c gradients makes a step like that of one.
     "softsync": lambda: keras.optimizers.SGD(0.06),
     "softsync_bounded": lambda: keras.optimizers.SGD(0.04),
+    # The mean of workers moves about as far as one of them.
+    "averaging": lambda: keras.optimizers.SGD(0.05),
+    "averaging_each_step": lambda: keras.optimizers.SGD(0.05, momentum=0.5),
+    "averaging_diloco": lambda: keras.optimizers.AdamW(0.05),
 }
 
 # Where several messages make one update: how many. Each of them is one mini-batch.
 MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
+
+# Where workers meet: mini-batches of each between two meetings.
+STEPS_PER_MEETING = {
+    "averaging": 4,
+    "averaging_each_step": 1,
+    "averaging_block_momentum": 3,
+    "averaging_diloco": 4,
+}
 
 # Under the launcher the same checks run on its worker and ps processes.
 ENGINES = helpers.engines(

@@ -11,7 +11,8 @@ class Twin:
 
     push_every = 1
     fetch_every = 1
-    waits = False
+    barrier = False
+    """Whether all send before any begins its next round."""
 
     def fetch(self, worker): ...
 
@@ -33,12 +34,12 @@ class Twin:
         unsent = [0] * num_workers
         fetched_at = [0] * num_workers
         base = [0] * num_workers
-        pushed_at = [-1] * num_workers
+        clocks = [0] * num_workers
         blocked, position = [], 0
         while turns:
             now, _, m, message = heapq.heappop(turns)
             if message is not None:
-                pushed_at[m] = self.version
+                clocks[m] += 1
                 tensors, version = message
                 self.version += bool(self.arrive(m, tensors, self.version - version))
                 heapq.heappush(turns, (now, next(order), m, None))
@@ -54,7 +55,7 @@ class Twin:
                     unsent[m] = 0
                     heapq.heappush(turns, (now + network[m], next(order), m, message))
                 continue
-            if self.waits and fetch_due and pushed_at[m] >= 0 and self.version <= pushed_at[m]:
+            if self.barrier and clocks[m] > min(clocks):
                 blocked.append(m)
                 continue
             steps = min(

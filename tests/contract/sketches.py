@@ -1,9 +1,8 @@
-"""Three algorithms written against the contract, to show that it holds them."""
+"""Two algorithms written against the contract, to show that it holds them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -70,90 +69,7 @@ class AdaptiveRevision(algorithm.ServerRule):
             seen.scatter_update(
                 tf.IndexedSlices(shard.cell("gbar", i).read_value()[None], worker[None])
             )
-        return ()
-
-
-@dataclasses.dataclass(frozen=True)
-class SendState(algorithm.LocalRule):
-    """Local SGD: the compiled optimizer on the worker; weights and slots are sent and taken."""
-
-    sends = "update"
-
-    def step(self, worker, gradients):
-        pass
-
-    def message(self, worker):
-        return [tf.identity(v.read_value()) for v in [*worker.weights, *_floats(worker.slots)]]
-
-    def fetched(self, worker, values, extras):
-        for weight, value in zip(worker.weights, values, strict=True):
-            weight.assign(value)
-        started = extras[0]
-        for slot, value in zip(_floats(worker.slots), extras[1:], strict=True):
-            slot.assign(tf.where(started, value, slot))
-
-
-def _floats(slots: Sequence[tf.Variable]) -> list[tf.Variable]:
-    return [s for s in slots if s.dtype.is_floating]
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean(algorithm.ServerRule):
-    """The mean of all workers' weights and slots, once all have sent; fewer at a drain."""
-
-    num_slots: int
-
-    def cells(self, shard):
-        weights = len(shard.weights)
-        names = [("weight", i) for i in range(weights)]
-        names += [("slot", i) for i in range(self.num_slots)]
-        return [shard.cell(f"sum_{n}", i) for n, i in names], [
-            shard.cell(f"mean_{n}", i) for n, i in names
-        ]
-
-    def receive(self, shard, message):
-        sums, means = self.cells(shard)
-        for total, tensor in zip(sums, message.tensors, strict=True):
-            total.assign_add(tensor)
-        count = shard.counter("arrived")
-        count.assign_add(1)
-        return tf.cond(
-            count.read_value() >= shard.num_workers,
-            lambda: self.use(shard, sums, means, count),
-            lambda: False,
-        )
-
-    def use(self, shard, sums, means, count):
-        number = tf.cast(count.read_value(), tf.float32)
-        for total, mean in zip(sums, means, strict=True):
-            mean.assign(total / number)
-            total.assign(tf.zeros_like(total))
-        for weight, mean in zip(shard.weights, means, strict=False):
-            weight.assign(mean)
-        count.assign(0)
-        shard.counter("rounds").assign_add(1)
-        return True
-
-    def fetched(self, shard, worker):
-        started = shard.counter("rounds").read_value() > 0
-        return [started, *[m.read_value() for m in self.cells(shard)[1][len(shard.weights) :]]]
-
-    def flush(self, shard):
-        sums, means = self.cells(shard)
-        count = shard.counter("arrived")
-        return tf.cond(
-            count.read_value() > 0, lambda: self.use(shard, sums, means, count), lambda: False
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Barrier(algorithm.ExchangeRule):
-    """A fetch is answered when the mean that the worker has sent to is there."""
-
-    waits_for_version = True
-
-    def may_fetch(self, pushed_at, version):
-        return version > pushed_at
+        return False
 
 
 def softsync(c: int) -> algorithm.Algorithm:
@@ -162,7 +78,3 @@ def softsync(c: int) -> algorithm.Algorithm:
 
 def adaptive_revision(alpha: float) -> algorithm.Algorithm:
     return algorithm.Algorithm(AccrueGradient(rate=0.0), Periods(), AdaptiveRevision(alpha))
-
-
-def averaging(every: int, num_slots: int) -> algorithm.Algorithm:
-    return algorithm.Algorithm(SendState(), Barrier(every, every), Mean(num_slots))

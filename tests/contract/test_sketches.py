@@ -1,4 +1,7 @@
-"""Five algorithms against the contract, on the simulator, each with a twin in NumPy."""
+"""Four algorithms against the contract, on the simulator, each with a twin in NumPy.
+
+The fifth, averaging with slots per worker, is in tests/algorithms/test_averaging.py.
+"""
 
 from __future__ import annotations
 
@@ -156,61 +159,6 @@ def test_adaptive_revision():
     strategy = DistributedStrategy(cluster(), sketches.adaptive_revision(0.3))
     weights, _ = fit(strategy, lambda: keras.optimizers.SGD(0.1), x, y, start_weights())
     np.testing.assert_allclose(weights, twin.w, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("batches", [48, 53])
-def test_averaging_with_slots_per_worker(batches):
-    class AveragingTwin(Twin):
-        push_every = fetch_every = 4
-        waits = True
-
-        def __init__(self, start):
-            self.w = start.astype("float64")
-            self.slot = None
-            self.local = [self.w.copy() for _ in range(3)]
-            self.momentum = [np.zeros_like(self.w) for _ in range(3)]
-            self.arrived = []
-
-        def fetch(self, m):
-            self.local[m] = self.w.copy()
-            if self.slot is not None:
-                self.momentum[m] = self.slot.copy()
-
-        def step(self, m, batch):
-            self.momentum[m] = 0.9 * self.momentum[m] - 0.02 * gradient(self.local[m], batch)
-            self.local[m] = self.local[m] + self.momentum[m]
-
-        def message(self, m):
-            return self.local[m].copy(), self.momentum[m].copy()
-
-        def arrive(self, worker, message, staleness):
-            self.arrived.append(message)
-            return len(self.arrived) == 3 and self.flush()
-
-        def flush(self):
-            if not self.arrived:
-                return False
-            self.w = np.mean([w for w, _ in self.arrived], 0)
-            self.slot = np.mean([s for _, s in self.arrived], 0)
-            self.arrived = []
-            return True
-
-    x, y = data(batches)
-    twin = AveragingTwin(start_weights())
-    twin.run(3, COMPUTE, NETWORK, split(x, y))
-    strategy = DistributedStrategy(cluster(), sketches.averaging(4, num_slots=2))
-    weights, _ = fit(strategy, lambda: keras.optimizers.SGD(0.02, 0.9), x, y, start_weights())
-    np.testing.assert_allclose(weights, twin.w, rtol=1e-4, atol=1e-5)
-    assert strategy.updates == twin.version
-
-
-def test_averaging_overlaps_and_ends_on_threads():
-    x, y = data(53)
-    strategy = DistributedStrategy(tf_dsgd.LocalCluster(3), sketches.averaging(4, num_slots=2))
-    _, model = fit(strategy, lambda: keras.optimizers.SGD(0.02, 0.9), x, y, start_weights())
-    assert strategy.steps == 53
-    assert strategy.ledger().in_flight == 0
-    assert model.evaluate(x, y, verbose=0) < np.mean((y - y.mean()) ** 2)
 
 
 def test_float16_loss_scaling_at_a_period_of_4():

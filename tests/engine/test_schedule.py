@@ -193,14 +193,13 @@ def test_a_record_of_threads_played_in_the_simulator(workers, periods, optimizer
 
 @pytest.mark.parametrize("algorithm", ["softsync", "averaging"])
 def test_rules_that_collect_and_wait(algorithm):
-    """What is collected is used early where everybody waits: the record says so."""
     make = {
-        "softsync": lambda: sketches.softsync(3),
-        "averaging": lambda: sketches.averaging(4, num_slots=6),
+        "softsync": lambda c: DistributedStrategy(c, sketches.softsync(3)),
+        "averaging": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=4),
     }[algorithm]
-    strategy = DistributedStrategy(tf_dsgd.LocalCluster(3), make())
+    strategy = make(tf_dsgd.LocalCluster(3))
     weights, _, schedule = train(strategy, OPTIMIZERS["momentum"])
-    again = DistributedStrategy(tf_dsgd.SimulatedCluster(3, schedule=schedule), make())
+    again = make(tf_dsgd.SimulatedCluster(3, schedule=schedule))
     replayed, _, _ = train(again, OPTIMIZERS["momentum"], recorded=False)
     for a, b in zip(weights, replayed, strict=True):
         np.testing.assert_array_equal(a, b)

@@ -1,7 +1,11 @@
 """What becomes of a lost worker's mini-batches, by the numbers that its shards know."""
 
+import threading
+
 import pytest
 
+from tf_dsgd.engine.base import WorkerState
+from tf_dsgd.engine.cluster import ClusterEngine
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
 
 
@@ -49,3 +53,34 @@ def test_after_an_error_nothing_is_given_to_others():
     (kept,) = [k for k in unapplied.clear() if k is not None]
     assert (kept.message, kept.steps) == ("message", 1)
     assert unapplied.lose(1, [2]) == ([], None)
+
+
+def test_a_worker_waits_until_its_cut_off_message_is_completed():
+    """Its next number would make the shard that lacks that message refuse it."""
+    engine = ClusterEngine.__new__(ClusterEngine)
+    engine._stream, engine._completing, engine._cut_off = None, {}, [CutOff(1, 3, ["a"])]
+    workers = [WorkerState(m) for m in range(3)]
+    assert [engine._limit(w) > 0 for w in workers] == [True, False, True]
+    engine._completing[2] = engine._cut_off.pop()
+    assert [engine._limit(w) > 0 for w in workers] == [True, False, True]
+    del engine._completing[2]
+    assert all(engine._limit(w) > 0 for w in workers)
+
+
+def test_who_may_complete_a_message():
+    """Any worker for a lost one; from the moment it is let in again only it itself."""
+    engine = ClusterEngine.__new__(ClusterEngine)
+    engine._changed = engine._idle = threading.Condition()
+    engine._program = engine._can_complete = "program"
+    engine._may_begin = lambda worker: True
+    engine._lost, engine._completing = {1: 0.0}, {}
+    engine._joining = None
+    engine._cut_off = [CutOff(1, 3, ["a"])]
+    workers = [WorkerState(m) for m in range(3)]
+    may = [engine._next_cut_off(w) is not None for w in workers]
+    assert may == [True, True, True]
+    assert engine._admits(1)
+    may = [engine._next_cut_off(w) is not None for w in workers]
+    assert may == [False, True, False]
+    engine._completing[0] = engine._cut_off[0]
+    assert not engine._admits(1)

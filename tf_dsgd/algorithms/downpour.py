@@ -43,10 +43,7 @@ class AccrueGradient(algorithm.LocalRule):
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
         return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
 
-    def fetched(
-        self, worker: algorithm.Worker, values: Sequence[Gradient], extras: Sequence[tf.Tensor]
-    ) -> None:
-        del extras
+    def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
         for weight, value in zip(worker.weights, values, strict=True):
             arithmetic.write(weight, value)
 
@@ -128,6 +125,6 @@ class CompiledOptimizer(algorithm.ServerRule):
         shard.optimize(message.tensors, scale, message)
         return True
 
-    def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> Sequence[tf.Tensor]:
+    def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> bool:
         shard.remember(worker)
-        return ()
+        return False

@@ -37,10 +37,7 @@ class CompiledOptimizerOnWorker(algorithm.LocalRule):
             seen.assign(now, read_value=False)
         return changes
 
-    def fetched(
-        self, worker: algorithm.Worker, values: Sequence[Gradient], extras: Sequence[tf.Tensor]
-    ) -> None:
-        del extras
+    def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
         for i, (weight, value) in enumerate(zip(worker.weights, values, strict=True)):
             seen = worker.cell("seen", i, copy_weight=True)
             unsent = weight.read_value() - seen.read_value()

@@ -35,8 +35,6 @@ class WorkerState:
     unsent: int = 0
     """Mini-batches whose gradients were not sent yet."""
     fetch_next: bool = True
-    pushed_at: int = -1
-    """Shard version right after the last push."""
     watch: Stopwatch = dataclasses.field(default_factory=Stopwatch, compare=False)
     """What its time goes to."""
 
@@ -44,7 +42,6 @@ class WorkerState:
         """At a drain: periods start anew, and the next round begins with a fetch."""
         self.step = self.clock = self.unsent = 0
         self.fetch_next = True
-        self.pushed_at = -1
 
 
 class Engine(abc.ABC):
@@ -199,6 +196,7 @@ class Engine(abc.ABC):
     def _reset(self) -> None:
         for worker in self.workers:
             worker.reset()
+        self.exchange = self.exchange.since(self.handed_out // self.num_workers)
 
     def _discard(self, failed: int | None) -> None:
         """After an error: sends what is whole, has the failed worker's message refused."""

@@ -76,6 +76,8 @@ class ClusterEngine(ThreadsEngine):
         """Messages that are to be completed."""
         self._completing: dict[int, CutOff] = {}
         """By the worker that computes it again."""
+        self._joining: int | None = None
+        """The lost worker that is being welcomed."""
         self._can_complete: Program | None = None
         """The program of which all that this takes is traced."""
         self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
@@ -85,9 +87,7 @@ class ClusterEngine(ThreadsEngine):
         """Whether anybody wants to know what workers' time goes to."""
         self._laps_seen = [np.zeros([2]) for _ in self.workers]
         self._laps_read = [now for _ in self.workers]
-        self.overlaps = (
-            exchange.push_every < exchange.fetch_every and not exchange.waits_for_version
-        )
+        self.overlaps = exchange.push_every < exchange.fetch_every
         """Whether there are messages that no fetch waits for."""
 
     def snapshot(self) -> Snapshot:
@@ -147,7 +147,7 @@ class ClusterEngine(ThreadsEngine):
         work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
         # At a drain what is left is sent with the round, not by a call of its own.
         push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
-        if push and worker.fetch_next and not self.exchange.waits_for_version:
+        if push and worker.fetch_next:
             worker.watch.enter(ROUND)
             outputs = whole_round[m](*inputs)
             worker.watch.enter("wait")
@@ -226,6 +226,8 @@ class ClusterEngine(ThreadsEngine):
         return program.work_from, [iterator, steps_tensor(part.count)]
 
     def _limit(self, worker: WorkerState) -> int:
+        if any(c.worker == worker.index for c in (*self._cut_off, *self._completing.values())):
+            return 0  # a message with a higher number would make its shards refuse that one
         if self._stream is None or self._stream.pipelines is None:
             return super()._limit(worker)
         return self._stream.pipelines.limit(worker.index, self._lost)
@@ -250,8 +252,6 @@ class ClusterEngine(ThreadsEngine):
         return tf.stack([*again, *tf.unstack(drawn)]) if again else drawn
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
-        if self.exchange.waits_for_version:
-            worker.pushed_at = int(program.shards[0].version)
         worker.watch.enter("push")
         program.push[worker.index](tf.constant(True))
         worker.watch.enter("wait")
@@ -266,8 +266,6 @@ class ClusterEngine(ThreadsEngine):
             self._stepped_on()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
-        if self.exchange.waits_for_version and worker.pushed_at >= 0:
-            self._wait_for_version(worker, program)
         worker.watch.enter("fetch")
         program.fetch[worker.index]()
         worker.watch.enter("wait")
@@ -279,10 +277,11 @@ class ClusterEngine(ThreadsEngine):
         return bool(self._cut_off or self._completing) or super()._unfinished()
 
     def _next_cut_off(self, worker: WorkerState) -> CutOff | None:
-        if self._can_complete is not self._program:
-            return None
+        if self._can_complete is not self._program or not self._may_begin(worker):
+            return None  # or: with a fetch before its time the worker would end a round
         # One who came back completes its own, before it numbers messages anew.
-        mine = (c for c in self._cut_off if c.worker == worker.index or c.worker in self._lost)
+        others = self._lost.keys() - {self._joining}
+        mine = (c for c in self._cut_off if c.worker == worker.index or c.worker in others)
         return next(mine, None)
 
     def _has_errand(self, worker: WorkerState) -> bool:
@@ -422,12 +421,14 @@ class ClusterEngine(ThreadsEngine):
         if self._cut_off and self._program is not None:
             _ = self._program.collect, self._program.deliver  # traced here, in the main thread
             self._can_complete = self._program
-        completed = {cut_off.worker for cut_off in self._completing.values()}
         for m in list(self._lost):
             if not self._connection.worker_listens(m):
                 self._unwelcome.discard(m)
-            elif m not in self._unwelcome and m not in completed:
+            elif m not in self._unwelcome and self._admits(m):
                 self._welcome(m)
+                with self._changed:
+                    self._joining = None
+                    self._wake()
         if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
             names = ", ".join(self._connection.worker_name(m) for m in self._lost)
             raise TimeoutError(
@@ -439,6 +440,13 @@ class ClusterEngine(ThreadsEngine):
             silent = self._connection.silent_ps()
             if silent:
                 raise self._ps_lost(silent)
+
+    def _admits(self, m: int) -> bool:
+        """Whether nobody completes a message in that worker's name; from then on only it may."""
+        with self._changed:
+            busy = any(c.worker == m for c in self._completing.values())
+            self._joining = None if busy else m
+            return not busy
 
     def _assemble(self) -> None:
         """Waits in the main thread until a worker is there again."""

@@ -47,7 +47,8 @@ from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.timing import Laps
 from tf_dsgd.engine.views import ShardView, WorkerView
 
-_Fetched = tuple[list[Gradient], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], tf.Tensor]
+# (values, other state, merged state, version)
+_Fetched = tuple[list[Gradient], list[tf.Tensor], list[tf.Tensor], tf.Tensor]
 
 
 class Program:
@@ -198,12 +199,10 @@ class Program:
     def _deliver(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
         """Whether all shards applied the message."""
         self._delivery_traced = True
-        count = len(message) - len(self.step.merged_state())
-        more = list(message[len(self.step.weights) : count])
+        count = len(self.step.weights)
         fresh = []
         for shard, header in zip(self.shards, heads, strict=True):
             tensors = [message[i] for i in self._weights_of(shard.index)]
-            tensors += more if shard.index == 0 else []
             dtypes = [tensor.dtype for tensor in tensors]
             tensors = [self._for_wire(tensor) for tensor in tensors]
             changes = [message[count + j] for j in self._merged_of(shard.index)]
@@ -285,15 +284,15 @@ class Program:
                 for i in mine
                 if self._fetches_rows(i)
             }
-            values = [self._read_weight(i, rows.get(i)) for i in mine]
             view = self._views[shard.index]
             view.fetched_rows = rows
-            extras = self.step.on_shard(
+            changed = self.step.on_shard(
                 shard.index, lambda: self.algorithm.server.fetched(view, worker)
             )
+            shard.count_version(changed)
+            values = [self._answer(view, worker, n, i, rows.get(i)) for n, i in enumerate(mine)]
             fetched: _Fetched = (
                 [self._for_wire(value) for value in values],
-                list(extras),
                 [
                     v.primary.read_value()
                     for v in self.step.fetched_state()
@@ -325,7 +324,15 @@ class Program:
         size = self.step.weights[i].primary.shape[0]
         return tf.cond(whole, lambda: tf.range(size, dtype=tf.int64), lambda: changed)
 
-    def _read_weight(self, i: int, rows: tf.Tensor | None) -> Gradient:
+    def _answer(
+        self, view: ShardView, worker: tf.Tensor, n: int, i: int, rows: tf.Tensor | None
+    ) -> Gradient:
+        """What a fetch gives of weight `i`, the shard's `n`-th."""
+        answer = self.step.on_shard(
+            view.index, lambda: self.algorithm.server.answer(view, worker, n)
+        )
+        if answer is not None:
+            return answer
         primary = self.step.weights[i].primary
         if rows is None:
             return primary.read_value()
@@ -340,19 +347,18 @@ class Program:
         parts = [self._read_shard(shard, clock[WORKER]) for shard in self.shards]
         values: list[Any] = [None] * len(self.step.weights)
         merged: list[Any] = [None] * len(self._base)
-        extras, versions = [], []
+        versions = []
         fetched_state = self.step.fetched_state()
-        for shard, (weights, more, state, merges, version) in zip(self.shards, parts, strict=True):
+        for shard, (weights, state, merges, version) in zip(self.shards, parts, strict=True):
             for i, value in zip(self._weights_of(shard.index), weights, strict=True):
                 values[i] = arithmetic.cast(value, self.step.weights[i].dtype)
             for j, value in zip(self._merged_of(shard.index), merges, strict=True):
                 merged[j] = value
-            extras.extend(more)
             versions.append(version)
             here = [v for v in fetched_state if v.shard == shard.index]
             for variable, value in zip(here, state, strict=True):
                 variable.on_workers().template.assign(value, read_value=False)
-        self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values, extras))
+        self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
         for variable, base, value in zip(self.step.merged_state(), self._base, merged, strict=True):
             copy = variable.on_workers().template
             if value.dtype.is_floating or value.dtype.is_integer:
@@ -553,7 +559,7 @@ class Program:
             )
             collects.append(changed is not None)
             if changed is not None:
-                shard.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
+                shard.count_version(changed)
             return tf.zeros([])
 
         def flush() -> list[tf.Tensor]:

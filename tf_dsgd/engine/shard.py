@@ -270,7 +270,7 @@ class Shard:
         def accept() -> tf.Tensor:
             tau = self.version.read_value() - version
             changed = apply(tau)
-            self.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
+            self.count_version(changed)
             self.schedule_step.assign_add(steps, read_value=False)
             self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
             return tf.stack(
@@ -295,6 +295,11 @@ class Shard:
             tf.IndexedSlices(tf.cond(fresh, accept, refuse)[None], worker[None])
         )
         return fresh
+
+    def count_version(self, changed: tf.Tensor | bool) -> None:
+        """Traces that there is a new version, if the weights were changed."""
+        if changed is not False:
+            self.version.assign_add(tf.cast(changed, tf.int64), read_value=False)
 
     @functools.cached_property
     def fence(self) -> Any:

@@ -125,7 +125,7 @@ class SimulatorEngine(Engine):
         worker = turn.worker
         steps = 0 if turn.message is not None else self._can_take(worker, flushing)
         waits = turn.message is None and not steps
-        if waits and not flushing and self._may_begin(worker) and not self._waits(worker):
+        if waits and not flushing and self._may_begin(worker):
             return False
         heapq.heappop(self._turns)
         self.now = turn.time
@@ -137,18 +137,9 @@ class SimulatorEngine(Engine):
             self._rest(worker, flushing)
         return True
 
-    def _waits(self, worker: WorkerState) -> bool:
-        """Whether the exchange rule does not answer the worker's next fetch yet."""
-        return (
-            self.exchange.waits_for_version
-            and worker.fetch_next
-            and worker.pushed_at >= 0
-            and not self.exchange.may_fetch(worker.pushed_at, int(self.program.shards[0].version))
-        )
-
     def _can_take(self, worker: WorkerState, flushing: bool) -> int:
         """How many batches the worker takes if it begins a round now."""
-        if not self._may_begin(worker) or self._waits(worker):
+        if not self._may_begin(worker):
             return 0
         return self._round_steps(worker, self._available, flushing)
 
@@ -161,13 +152,6 @@ class SimulatorEngine(Engine):
                 self._idle.append(worker)
             return
         self._blocked.append(worker)
-        if not self._turns:  # everybody waits: make do with what was collected
-            if self.program.flush is not None:
-                self.program.flush()
-                self._note(worker.index, "flush")
-            for blocked in self._blocked:
-                blocked.pushed_at = -1
-            self._wake()
 
     def _wake(self) -> None:
         for worker in sorted(self._blocked, key=lambda w: w.index):
@@ -236,8 +220,6 @@ class SimulatorEngine(Engine):
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
         worker.watch.enter("wait", at=turn.time)
-        if self.exchange.waits_for_version:
-            worker.pushed_at = int(self.program.shards[0].version)
         header, message = turn.message
         self.program.deliver(header, message)
         self._note(worker.index, "push")

@@ -20,8 +20,8 @@ class Step(Protocol):
     weights: list[Any]
     """Variables with `.primary`, `.shard` and `.on_workers()`, in the order of the gradients."""
     sparse: list[bool]
-    slots: list[Any]
-    """What the optimizer keeps on the worker, if it runs there."""
+    applications: list[Any]
+    """What `optimize` applies; empty where no optimizer runs on shards."""
 
     element_spec: Any
     """Type of a batch."""
@@ -44,6 +44,9 @@ class Step(Protocol):
 
     def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
         """The compiled optimizer remembers what `worker` fetches: of some weights only `rows`."""
+
+    def reset_optimizer(self) -> None:
+        """Gives what the worker's optimizer keeps there its first values."""
 
     def count_updates(self, shard: int, number: Any) -> None:
         """Counts updates that `optimize` did not make."""

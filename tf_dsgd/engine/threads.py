@@ -46,7 +46,6 @@ class ThreadsEngine(Engine):
         """Whether it depends on other workers who may begin."""
         self._available = 0
         self._busy: set[int] = set()
-        self._blocked = 0
         self._flushing = False
         self._error: tuple[int, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
@@ -259,13 +258,10 @@ class ThreadsEngine(Engine):
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         """Sends; fetches in the same call if the next round has begun and wants that."""
         m = worker.index
-        waits = self.exchange.waits_for_version
         pushed = None
         with self._lock:
             worker.watch.enter("push")
-            if waits:
-                worker.pushed_at = int(program.shards[0].version)
-            if following and worker.fetch_next and not waits:
+            if following and worker.fetch_next:
                 version, pushed = program.exchange[m]()
                 worker.fetch_next = False
                 self._note(worker, "push", None)
@@ -282,8 +278,6 @@ class ThreadsEngine(Engine):
             self._stepped_on()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
-        if self.exchange.waits_for_version and worker.pushed_at >= 0:
-            self._wait_for_version(worker, program)
         with self._lock:
             worker.watch.enter("fetch")
             self._note(worker, "fetch", program.fetch[worker.index]())
@@ -293,24 +287,6 @@ class ThreadsEngine(Engine):
     def _note(self, worker: WorkerState, action: str, version: Any) -> None:
         if self.recorder is not None:
             self.recorder.note(worker.index, action, version)
-
-    def _wait_for_version(self, worker: WorkerState, program: Program) -> None:
-        with self._changed:
-            self._blocked += 1
-            try:
-                while not (self._closing or self._error) and not self.exchange.may_fetch(
-                    worker.pushed_at, int(program.shards[0].version)
-                ):
-                    if self._flushing and self._blocked == len(self._busy) and not self._available:
-                        # Nobody else will send: make do with what was collected.
-                        if program.flush is not None:
-                            program.flush()
-                            self._note(worker, "flush", None)
-                        self._changed.notify_all()
-                        return
-                    self._changed.wait(_LOOK_SECONDS)
-            finally:
-                self._blocked -= 1
 
     def close(self, seconds: float) -> None:
         """Ends the threads after the round each is in, waiting at most that long for all."""

@@ -23,7 +23,6 @@ class WorkerView:
     def __init__(self, program: Program):
         self._program = program
         self.weights = [v.on_workers().template for v in program.step.weights]
-        self.slots = [v.on_workers().template for v in program.step.slots]
 
     def cell(
         self,
@@ -57,17 +56,19 @@ class WorkerView:
     def rate(self, index: int) -> tf.Tensor:
         return self._program.step.rate(index)
 
+    def reset_optimizer(self) -> None:
+        self._program.step.reset_optimizer()
+
     def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
         return self._program.step.local_gradients(gradients)
 
 
-# (values, extras, other state, merged state, version)
 class ShardView:
     """`algorithm.Shard` while a shard's function is traced."""
 
     def __init__(self, program: Program, index: int):
         self._program = program
-        self._index = index
+        self.index = index
         self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
         self._mine = [program.step.weights[i] for i in self._numbers]
         self.weights = [v.primary for v in self._mine]
@@ -79,7 +80,11 @@ class ShardView:
 
     @property
     def version(self) -> tf.Tensor:
-        return self._program.shards[self._index].version.read_value()
+        return self._program.shards[self.index].version.read_value()
+
+    @property
+    def steps(self) -> tf.Tensor:
+        return self._program.shards[self.index].schedule_step.read_value()
 
     def cell(
         self,
@@ -93,26 +98,34 @@ class ShardView:
         weight = self._mine[index]
         shape = weight.shape.as_list() if shape is None else list(shape)
         return self._program.shard_cell(
-            self._index,
+            self.index,
             (name, _tf.unique_id(weight)),
             [self.num_workers] * per_worker + shape,
             dtype or weight.dtype,
         )
 
-    def counter(self, name: str, dtype: Any = tf.int64) -> tf.Variable:
-        return self._program.shard_cell(self._index, (name, "counter"), [], tf.as_dtype(dtype))
+    def counter(self, name: str, dtype: Any = tf.int64, *, per_worker: bool = False) -> tf.Variable:
+        shape = [self.num_workers] * per_worker
+        return self._program.shard_cell(self.index, (name, "counter"), shape, tf.as_dtype(dtype))
 
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[self._numbers[index]]
 
+    def is_trained(self, index: int) -> bool:
+        return self._mine[index].trainable
+
+    @property
+    def has_optimizer(self) -> bool:
+        return bool(self._program.step.applications)
+
     def optimize(
         self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
     ) -> None:
-        self._program.step.optimize(self._index, gradients, scale, message)
+        self._program.step.optimize(self.index, gradients, scale, message)
         self.note_rows(gradients)
 
     def remember(self, worker: tf.Tensor) -> None:
-        self._program.step.remember(self._index, worker, self.fetched_rows)
+        self._program.step.remember(self.index, worker, self.fetched_rows)
 
     def note_rows(self, tensors: Sequence[Gradient]) -> None:
         """Has the rows of sparse weights in the logs from which workers fetch."""
@@ -122,4 +135,4 @@ class ShardView:
                 self._program.row_logs[i].note(tensor.indices)
 
     def count_updates(self, number: Any = 1) -> None:
-        self._program.step.count_updates(self._index, number)
+        self._program.step.count_updates(self.index, number)

@@ -51,9 +51,16 @@ class DistributedStrategy(tf.distribute.Strategy):
     Args:
         cluster: where workers and shards are; see `tf_dsgd.LocalCluster`.
         algorithm: the rules.
+        shard_optimizer: what `Shard.optimize` applies where the compiled optimizer runs on workers;
+            it is copied.
     """
 
-    def __init__(self, cluster: Any, algorithm: Algorithm):
+    def __init__(
+        self,
+        cluster: Any,
+        algorithm: Algorithm,
+        shard_optimizer: keras.optimizers.Optimizer | None = None,
+    ):
         cluster = resolve(cluster)
         self.cluster: Cluster = cluster
         self.algorithm = algorithm
@@ -65,6 +72,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
         self._optimizers = Optimizers()
+        self._shard_optimizer: keras.optimizers.Optimizer | None = None
         # What schedules follow: mini-batches, as far back as the weights were trained.
         self._steps = ReplicaVariable(
             self,
@@ -83,6 +91,11 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._pulls: dict[Any, Any] = {}
         self._unresolved: weakref.WeakSet[TokenIterator] = weakref.WeakSet()
         self._handed_out = self._examples = 0
+        if shard_optimizer is not None:
+            # Its rate and its count of updates must be this strategy's variables.
+            with self.scope():
+                config = shard_optimizer.get_config()
+                self._shard_optimizer = type(shard_optimizer).from_config(config)
 
     # -- what users read --------------------------------------------------------------------
 
@@ -351,7 +364,14 @@ class DistributedStrategy(tf.distribute.Strategy):
             self.engine.before_trace()
         model = fn.__self__ if is_train_step(fn) else None
         step = TracedStep(
-            run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model
+            run,
+            call,
+            token.element_spec,
+            self.algorithm,
+            self._optimizers,
+            self._steps,
+            model,
+            self._shard_optimizer,
         )
         if not step.weights:
             return None
@@ -456,7 +476,12 @@ class DistributedStrategy(tf.distribute.Strategy):
             kind = Kind.SEED
         else:
             kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
-        return ReplicaVariable(self, primary, kind, shard)
+        variable = ReplicaVariable(self, primary, kind, shard)
+        if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
+            value = primary.numpy()
+            constant = value.size and (value == value.flat[0]).all()
+            variable.first = value.flat[0] if constant else value
+        return variable
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
@@ -465,12 +490,11 @@ class DistributedStrategy(tf.distribute.Strategy):
         if variable.kind is not Kind.CONTROL:
             return
         for optimizer in self._optimizers:
+            if optimizer is self._shard_optimizer:
+                continue
             if _tf.iterations_variable(optimizer) is variable:
                 # Restored from a file: schedules go on from the mini-batch that matches.
-                per_update = self.algorithm.exchange.push_every
-                per_update *= self.algorithm.server.messages_per_update
-                if self.algorithm.local.sends == "update":
-                    per_update = 1
+                per_update = self.algorithm.steps_per_iteration(self.num_workers)
                 self._steps.assign(variable.primary * per_update)
 
     # -- checkpoints ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
@@ -16,6 +17,7 @@ from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch
+from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
@@ -38,8 +40,10 @@ class TracedStep:
         optimizers: Optimizers,
         steps: ReplicaVariable,
         model: keras.Model | None = None,
+        shard_optimizer: keras.optimizers.Optimizer | None = None,
     ):
         self._model = model
+        self._shard_optimizer = shard_optimizer
         self.shows_own_logs = False
         self._run = run
         self._optimizers = optimizers
@@ -47,6 +51,7 @@ class TracedStep:
         self._worker = Trace("worker")
         self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
+        self._local = algorithm.local
         self.sends = algorithm.local.sends
         self.packing = Packing(element_spec)
         # A shard sees a part of a gradient; the norm of all is known on the worker.
@@ -110,19 +115,37 @@ class TracedStep:
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
         else:
             self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
+            self._keep_optimizers_state()
             self.sparse = [False] * len(self.weights)
         self._check_written()
         _check_foreign(self.function.graph)
-        self.slots = [
-            v
-            for v in self._worker.written.values()
-            if v.kind in (Kind.SLOT, Kind.CONTROL) and v is not self._steps
-        ]
-        for variable in self.slots:
-            variable.owned_by_workers = True
+
+    def _keep_optimizers_state(self) -> None:
+        """Decides what of the state of layers and optimizers travels, and what workers keep."""
+        if not self.weights:
+            return
+        trained, written = list(self.weights), self._worker.written.values()
+        if self._local.sends_statistics:
+            self.weights += [v for v in written if v.kind is Kind.STATISTIC and v.dtype.is_floating]
+        self._resets: list[ReplicaVariable] = []
+        own = [v for v in written if v is not self._steps]
+        for optimizer in self._optimizers:
+            if optimizer is self._shard_optimizer:
+                continue
+            state = state_of(optimizer, own)
+            owned = state.others
+            if self._local.sends_slots:
+                self.weights += [*state.momenta, *state.averages]
+            else:
+                self._resets += [*state.momenta, *state.counters]
+                owned = [*owned, *state.momenta, *state.averages, *state.counters]
+            for variable in owned:
+                variable.owned_by_workers = True
+        if self._shard_optimizer is not None:
+            self.applications = [on_shards(self._shard_optimizer, trained, self._optimizers)]
 
     def _check_written(self) -> None:
-        if self.sends == "update" or not self.weights:
+        if self.sends != "gradient" or not self.weights:
             return
         for variable in self._worker.written.values():
             if variable.kind is Kind.WEIGHT:
@@ -235,6 +258,12 @@ class TracedStep:
             parts.append((application, [next(rest) for _ in variables], variables))
         return parts
 
+    def reset_optimizer(self) -> None:
+        """Gives what the worker's optimizer keeps there its first values."""
+        for variable in self._resets:
+            first = np.broadcast_to(variable.first, variable.shape)
+            variable.on_workers().template.assign(first, read_value=False)
+
     def count_updates(self, shard: int, number: Any) -> None:
         """`iterations += number`, natively: Keras's own `assign_add` reads, then assigns."""
         for optimizer in self._optimizers:
@@ -256,8 +285,11 @@ class TracedStep:
 
     def merged_state(self) -> list[ReplicaVariable]:
         """Moving statistics and counts that the step changes, and metrics, unless workers' own."""
+        weights = {id(v) for v in self.weights}
         return [
-            v for v in self._worker.written.values() if v.kind in _MERGED and not v.owned_by_workers
+            v
+            for v in self._worker.written.values()
+            if v.kind in _MERGED and not v.owned_by_workers and id(v) not in weights
         ]
 
 

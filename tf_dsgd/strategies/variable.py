@@ -108,6 +108,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.shard = shard
         self.averaged = kind is Kind.STATISTIC
         self.copies: Replicated | None = None
+        self.first: Any = None
+        """Of an optimizer's variable, where it runs on workers: what it was created with."""
         self._snapshots: Snapshots | None = None
         self._on_shards: dict[int, tf.Variable] = {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave

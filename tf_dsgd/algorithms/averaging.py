@@ -1,0 +1,177 @@
+"""Periodic averaging of workers' parameters, and what has been made of it.
+
+    worker k:  w_k <- optimizer_k(w_k, g)        tau times, with slots of its own
+               send w_k;  wait for the others;  w_k <- w
+    shard:     mean = sum_k n_k w_k / sum_k n_k
+               w <- mean,  or  w <- outer(w, w - mean)
+
+tau = `average_every`, n_k = the mini-batches that worker k did since the last average: tau, except
+where the data end. So a worker's part goes by its work, as in FedAvg (McMahan et al., AISTATS 2017,
+algorithm 1); n_k = tau for all gives the plain mean of local SGD.
+
+    local SGD         no outer optimizer
+    BMUF              outer = momentum SGD, of momentum eta and rate zeta: -(w - mean) is the
+                      paper's G(t) (Chen, Huo, ICASSP 2016)
+    DiLoCo            outer = Nesterov SGD, the optimizer is AdamW (Douillard et al. 2023)
+
+Moving statistics, and by `slots="average"` what the optimizer keeps, are averaged alike; the outer
+optimizer is for the trainable weights alone.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_dsgd import algorithm, arithmetic
+from tf_dsgd.arithmetic import Gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class SendWeights(algorithm.LocalRule):
+    """The compiled optimizer runs on the worker, which sends its weights and takes the mean.
+
+    `slots` is what becomes of the optimizer's state at an average: `"average"`, `"local"` (each
+    worker keeps its own) or `"reset"`.
+    """
+
+    sends = "state"
+    sends_statistics = True
+    slots: str = "average"
+
+    @property
+    def sends_slots(self) -> bool:  # type: ignore[override]
+        return self.slots == "average"
+
+    def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
+        """Nothing: the optimizer has already changed the worker's weights."""
+
+    def message(self, worker: algorithm.Worker) -> list[Gradient]:
+        return [tf.identity(weight.read_value()) for weight in worker.weights]
+
+    def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
+        for weight, value in zip(worker.weights, values, strict=True):
+            weight.assign(value, read_value=False)
+        if self.slots == "reset":
+            worker.reset_optimizer()
+
+
+@dataclasses.dataclass(frozen=True)
+class Together(algorithm.ExchangeRule):
+    """All workers send every so many mini-batches, and none goes on before all have sent.
+
+    `period`, if any, gives the mini-batches to the next average from those that the worker has
+    done since the last drain (post-local SGD: Lin, Stich, Patel, Jaggi, ICLR 2020).
+    """
+
+    push_every: int = 1 << 16
+    fetch_every: int = 1 << 16
+    period: Callable[[int], int] | None = None
+    begun: int = 0
+    """Mini-batches that each worker had done at the last drain, as far as they are equal."""
+
+    def since(self, steps: int) -> Together:
+        return self if self.period is None else dataclasses.replace(self, begun=steps)
+
+    def steps_to_event(self, step: int) -> int:
+        if self.period is None:
+            return super().steps_to_event(step)
+        return self._averages.after(step) - step
+
+    def push_due(self, step: int) -> bool:
+        return super().push_due(step) if self.period is None else self._averages.at(step)
+
+    fetch_due = push_due
+
+    @functools.cached_property
+    def _averages(self) -> _Averages:
+        return _Averages(self.period, self.begun)  # type: ignore[arg-type]
+
+    def may_start(self, clock: int, slowest: int) -> bool:
+        return clock <= slowest
+
+
+class _Averages:
+    """The steps, from `begun` on, at which a changing period has averages."""
+
+    def __init__(self, period: Callable[[int], int], begun: int):
+        self._period = period
+        self._begun = begun
+        self._steps = [0]
+
+    def after(self, step: int) -> int:
+        """The first one after `step`."""
+        while self._steps[-1] <= step:
+            now = self._begun + self._steps[-1]
+            every = self._period(now)
+            if isinstance(every, bool) or not hasattr(every, "__index__") or int(every) < 1:
+                raise ValueError(
+                    "average_every must give a number of mini-batches of at least 1. "
+                    f"Received: {every!r} for step {now}."
+                )
+            self._steps.append(self._steps[-1] + int(every))
+        return self._steps[bisect.bisect_right(self._steps, step)]
+
+    def at(self, step: int) -> bool:
+        """Whether there is one at `step`."""
+        self.after(step)
+        return self._steps[bisect.bisect_left(self._steps, step)] == step
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedMean(algorithm.ServerRule):
+    """w <- mean, or outer(w, w - mean), at the first fetch of a worker whose weights are in it.
+
+    The barrier lets that worker fetch only when all others have sent, too. One that joins while
+    others have sent already sees the weights that they began with.
+    """
+
+    def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
+        share = tf.cast(message.steps, tf.float32)
+        for total, sent in zip(_sums(shard), message.tensors, strict=True):
+            arithmetic.descend(total, -share, sent)
+        shard.counter("collected_steps").assign_add(message.steps, read_value=False)
+        _in_it(shard).scatter_update(tf.IndexedSlices(tf.constant([True]), message.worker[None]))
+        return False
+
+    def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> tf.Tensor | bool:
+        complete = tf.gather(_in_it(shard).read_value(), worker)
+        return tf.cond(complete, lambda: _average(shard), lambda: False)
+
+    def flush(self, shard: algorithm.Shard) -> tf.Tensor | bool:
+        some = shard.counter("collected_steps").read_value() > 0
+        return tf.cond(some, lambda: _average(shard), lambda: False)
+
+
+def _sums(shard: algorithm.Shard) -> list[tf.Variable]:
+    return [shard.cell("sum", i) for i in range(len(shard.weights))]
+
+
+def _in_it(shard: algorithm.Shard) -> tf.Variable:
+    return shard.counter("in_it", tf.bool, per_worker=True)
+
+
+def _average(shard: algorithm.Shard) -> bool:
+    steps = shard.counter("collected_steps")
+    count = tf.identity(steps.read_value())
+    differences = []
+    for i, (weight, total) in enumerate(zip(shard.weights, _sums(shard), strict=True)):
+        mean = total.read_value() / tf.cast(count, total.dtype)
+        if shard.has_optimizer and shard.is_trained(i):
+            differences.append(weight.read_value() - mean)
+        else:
+            weight.assign(mean, read_value=False)
+    if shard.has_optimizer:
+        shard.optimize(differences)
+    for total in _sums(shard):
+        total.assign(tf.zeros_like(total), read_value=False)
+    _in_it(shard).assign(tf.zeros([shard.num_workers], tf.bool), read_value=False)
+    # The optimizer's iterations are those of one worker: its bias correction goes by them.
+    before = shard.steps - count
+    shard.count_updates(shard.steps // shard.num_workers - before // shard.num_workers)
+    steps.assign(0, read_value=False)
+    return True
