@@ -14,12 +14,14 @@ from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
 from tf_dsgd.simulation import Simulation, simulate
 from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
 from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
+from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
 from tf_dsgd.strategies.softsync import SoftsyncStrategy
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DownpourStrategy",
+    "ElasticAveragingStrategy",
     "Exponential",
     "LocalCluster",
     "LocalSGD",

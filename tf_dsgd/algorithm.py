@@ -149,6 +149,9 @@ class LocalRule(abc.ABC):
     sends_statistics: bool = False
     sends_slots: bool = False
 
+    keeps_weights: bool = False
+    """Whether workers keep weights of their own over drains; those then end with a fetch."""
+
     @abc.abstractmethod
     def step(self, worker: Worker, gradients: Sequence[Gradient]) -> None:
         """Uses the gradients of one mini-batch."""

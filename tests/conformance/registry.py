@@ -25,7 +25,12 @@ def _averaging(outer=None, **options):
 
 
 # What a new algorithm adds: its class by name, and lines in CONFIGURATIONS.
-STRATEGIES = {"DownpourStrategy", "PeriodicAveragingStrategy", "SoftsyncStrategy"}
+STRATEGIES = {
+    "DownpourStrategy",
+    "ElasticAveragingStrategy",
+    "PeriodicAveragingStrategy",
+    "SoftsyncStrategy",
+}
 
 # A name to a function from a cluster to a strategy. The first is the default one.
 CONFIGURATIONS = {
@@ -52,9 +57,13 @@ CONFIGURATIONS = {
         tf_dsgd.optimizers.BlockMomentum, average_every=3, optimizer_state="reset"
     ),
     "averaging_diloco": _averaging(
-        lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
-        average_every=4,
+        lambda: keras.optimizers.SGD(0.7, momentum=0.5, nesterov=True),
+        average_every=2,
         optimizer_state="local",
+    ),
+    "elastic": functools.partial(tf_dsgd.ElasticAveragingStrategy, average_every=3),
+    "elastic_momentum": functools.partial(
+        tf_dsgd.ElasticAveragingStrategy, average_every=2, elasticity=0.2
     ),
 }
 
@@ -73,18 +82,30 @@ OPTIMIZERS = {
     # The mean of workers moves about as far as one of them.
     "averaging": lambda: keras.optimizers.SGD(0.05),
     "averaging_each_step": lambda: keras.optimizers.SGD(0.05, momentum=0.5),
+    "elastic": lambda: keras.optimizers.SGD(0.1),
+    "elastic_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.7, nesterov=True),
     "averaging_diloco": lambda: keras.optimizers.AdamW(0.05),
 }
 
 # Where several messages make one update: how many. Each of them is one mini-batch.
 MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
 
+# Where each worker runs the optimizer on its own weights, so that iterations are one worker's.
+OF_ONE_WORKER = {
+    "averaging",
+    "averaging_each_step",
+    "averaging_block_momentum",
+    "averaging_diloco",
+    "elastic",
+    "elastic_momentum",
+}
+
 # Where workers meet: mini-batches of each between two meetings.
 STEPS_PER_MEETING = {
     "averaging": 4,
     "averaging_each_step": 1,
     "averaging_block_momentum": 3,
-    "averaging_diloco": 4,
+    "averaging_diloco": 2,
 }
 
 # Under the launcher the same checks run on its worker and ps processes.

@@ -21,7 +21,7 @@ def expected_iterations(run):
     Where workers' optimizers are averaged, those of one worker.
     """
     strategy = run.strategy
-    if run.configuration in registry.STEPS_PER_MEETING:
+    if run.configuration in registry.OF_ONE_WORKER:
         return strategy.steps // strategy.num_workers
     return strategy.steps if run.configuration == "downpour_update" else strategy.updates
 
@@ -171,7 +171,7 @@ def test_zz_a_second_fit_goes_on(trained):
     assert steps == by_worker == 50
     assert 0 < applied <= 50
     assert updates == updates_in(trained, applied, 2, 25)
-    if trained.configuration in registry.STEPS_PER_MEETING:
+    if trained.configuration in registry.OF_ONE_WORKER:
         # A file with optimizer state was loaded before, which holds no parts of an iteration.
         assert abs(iterations - steps / trained.strategy.num_workers) <= 1
     else:

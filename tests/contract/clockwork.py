@@ -26,13 +26,18 @@ class Twin:
     def flush(self):
         return False
 
+    resting = None
+    """Workers in the order in which they came to rest, in which the next epoch begins."""
+
     def run(self, num_workers, compute, network, batches):
-        self.version = 0
+        if self.resting is None:
+            self.version = 0
         order = itertools.count()
-        turns = [(0.0, next(order), m, None) for m in range(num_workers)]
+        turns = [(0.0, next(order), m, None) for m in self.resting or range(num_workers)]
+        self.resting = []
         done = [0] * num_workers
         unsent = [0] * num_workers
-        fetched_at = [0] * num_workers
+        fetched_at = [self.version] * num_workers
         base = [0] * num_workers
         clocks = [0] * num_workers
         blocked, position = [], 0
@@ -54,6 +59,8 @@ class Twin:
                     message = (self.message(m), base[m])
                     unsent[m] = 0
                     heapq.heappush(turns, (now + network[m], next(order), m, message))
+                else:
+                    self.resting.append(m)
                 continue
             if self.barrier and clocks[m] > min(clocks):
                 blocked.append(m)

@@ -170,8 +170,14 @@ def _average(shard: algorithm.Shard) -> bool:
     for total in _sums(shard):
         total.assign(tf.zeros_like(total), read_value=False)
     _in_it(shard).assign(tf.zeros([shard.num_workers], tf.bool), read_value=False)
-    # The optimizer's iterations are those of one worker: its bias correction goes by them.
-    before = shard.steps - count
-    shard.count_updates(shard.steps // shard.num_workers - before // shard.num_workers)
+    shard.count_updates(iterations_in(shard, count, shard.steps - count))
     steps.assign(0, read_value=False)
     return True
+
+
+def iterations_in(shard: algorithm.Shard, steps: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """The optimizer's iterations that `steps` mini-batches are, after `before` of them.
+
+    They are those of one worker, as far as all do the same: bias corrections go by them.
+    """
+    return (before + steps) // shard.num_workers - before // shard.num_workers

@@ -191,7 +191,16 @@ class Engine(abc.ABC):
         """At the end of a drain: shards use what they have collected."""
         if self._may_hold and self.program.flush is not None:
             self.program.flush()
+        if self._may_hold and self.program.algorithm.local.keeps_weights:
+            for worker in self.workers:
+                if self.store.present[worker.index]:
+                    self._fetch_at_rest(worker)
         self._may_hold = False
+
+    def _fetch_at_rest(self, worker: WorkerState) -> None:
+        version = self.program.fetch[worker.index]()
+        if self.recorder is not None:
+            self.recorder.note(worker.index, "fetch", version)
 
     def _reset(self) -> None:
         for worker in self.workers:

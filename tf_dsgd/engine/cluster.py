@@ -129,6 +129,13 @@ class ClusterEngine(ThreadsEngine):
         super().settle()
         self._show()
 
+    def _fetch_at_rest(self, worker: WorkerState) -> None:
+        try:
+            super()._fetch_at_rest(worker)
+        except tf.errors.OpError as error:
+            if not self._worker_failed(worker.index, error):
+                raise
+
     # -- a worker's thread ------------------------------------------------------------------
 
     def _rounds(self, worker: WorkerState) -> None:

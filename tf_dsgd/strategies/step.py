@@ -125,6 +125,8 @@ class TracedStep:
         if not self.weights:
             return
         trained, written = list(self.weights), self._worker.written.values()
+        for variable in trained:
+            variable.kept_by_workers = self._local.keeps_weights
         if self._local.sends_statistics:
             self.weights += [v for v in written if v.kind is Kind.STATISTIC and v.dtype.is_floating]
         self._resets: list[ReplicaVariable] = []

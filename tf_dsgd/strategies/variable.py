@@ -116,6 +116,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.owned_by_workers = kind is Kind.SEED or (
             kind is Kind.METRIC and not self._workers_can_leave
         )
+        self.kept_by_workers = False
+        """Whether a fetch does not overwrite the workers' copies: an assignment has to."""
         self.no_copy = False
         """Whether workers read it without the copy that TensorFlow makes once rows were written."""
 
@@ -256,12 +258,13 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             self.primary.assign(self._read_variable_op())
         for variable in self._on_shards.values():
             getattr(variable, method)(*args, **kwargs)
-        if self.owned_by_workers and self.copies is not None:
+        if (self.owned_by_workers or self.kept_by_workers) and self.copies is not None:
             value = self.primary.numpy()
             incarnations = self.distribute_strategy.engine.store.incarnations
             for m, copy in enumerate(self.copies.copies):
                 if copy is not None:
-                    copy.assign(_initial(value, self.kind, True, m, incarnations[m]))
+                    own = self.owned_by_workers
+                    copy.assign(_initial(value, self.kind, own, m, incarnations[m]))
         self.distribute_strategy.written_outside(self)
         return self
 
