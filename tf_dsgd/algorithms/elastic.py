@@ -4,7 +4,8 @@
                x_i <- optimizer_i(x_i, g)             slots of its own
     shard:     with the same E:   xc <- xc + E
 
-tau = `average_every`, a = the elasticity, xc = the shard's weights (the paper's x tilde). the optimizer is SGD. EAMSGD: it is SGD with Nesterov momentum.
+tau = `average_every`, a = the elasticity, xc = the shard's weights (the paper's x tilde). EASGD:
+the optimizer is SGD. EAMSGD: it is SGD with Nesterov momentum.
 
 A worker sends x_i. The shard computes E, moves the center, and keeps E until that worker fetches,
 so that the two move by the same E whatever others send between.
