@@ -295,6 +295,19 @@ def test_the_only_ps_is_lost_without_a_backup():
 # -- interrupts -----------------------------------------------------------------------------
 
 
+def test_reading_what_a_lost_ps_held_names_it():
+    script = str(SCRIPTS / "reads_without_ps.py")
+    with processes.started(*FILE, "--workers", "1", "--ps", "1", script) as process:
+        address = roles(process, 2)["ps 0"][0]
+        code, _ = exit_of(process, 2 * processes.START_SECONDS)
+    assert code == 0, log(process)
+    got = [line.split(maxsplit=3)[1:] for line in process.lines if line.startswith("READ")]
+    names = "weights array assign rate steps updates staleness ledger state".split()
+    assert [name for name, _, _ in got] == names, log(process)
+    for name, kind, text in got:
+        assert kind == "RuntimeError" and f"ps 0 at {address}" in text, (name, kind, text)
+
+
 def test_interrupts():
     """A caught one leaves a model that trains on; one that is not caught ends everything."""
     after = 1.0 + np.random.default_rng(SEED).uniform()

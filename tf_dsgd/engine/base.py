@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -104,6 +106,11 @@ class Engine(abc.ABC):
             shards=tuple(shard.books() for shard in self.shards),
             spent=np.stack([worker.watch.read(now) for worker in self.workers]),
         )
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Within, what TensorFlow raises is explained, where the engine knows better."""
+        yield
 
     def before_trace(self) -> None:
         """Called before a step is traced; waits for a worker where none is there."""

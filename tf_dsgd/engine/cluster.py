@@ -17,8 +17,9 @@ mini-batch begins: it is kept on the worker, and travels while the next round co
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,16 @@ class ClusterEngine(ThreadsEngine):
 
     def messages_sent(self) -> list[int] | None:
         return None  # a worker's own count is lost with it
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            silent = self._connection.silent_ps()
+            if silent:
+                raise self._ps_lost(silent) from error
+            raise
 
     def before_trace(self) -> None:
         for worker in self.workers:

@@ -115,12 +115,14 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         Counted by the shard, at the moment of reading; training is not waited for.
         """
-        return self._shards[0].steps_done()
+        with self.engine.explained():
+            return self._shards[0].steps_done()
 
     @property
     def updates(self) -> int:
         """Updates made to the weights: the first shard's version."""
-        return int(self._shards[0].version)
+        with self.engine.explained():
+            return int(self._shards[0].version)
 
     def staleness(self) -> Staleness:
         """Staleness of all messages so far, in updates.
@@ -131,7 +133,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         Returns:
             `Staleness` with `count`, `mean`, `p50`, `p99` and `max`.
         """
-        return self._shards[0].staleness()
+        with self.engine.explained():
+            return self._shards[0].staleness()
 
     @property
     def examples_per_step(self) -> float:
@@ -148,8 +151,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         Returns:
             `Ledger`; after `fit`, `sent == applied + refused` and `in_flight == 0`.
         """
-        sent = self.engine.messages_sent()
-        shards = tuple(shard.ledger(sent) for shard in self._shards)
+        with self.engine.explained():
+            sent = self.engine.messages_sent()
+            shards = tuple(shard.ledger(sent) for shard in self._shards)
         return Ledger(shards[0].workers, shards)
 
     def shards(self) -> tuple[ShardInfo, ...]:
@@ -195,8 +199,9 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         Reading a weight does this by itself.
         """
-        self._resolve()
-        self.engine.settle()
+        with self.engine.explained():
+            self._resolve()
+            self.engine.settle()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
 
@@ -506,6 +511,10 @@ class DistributedStrategy(tf.distribute.Strategy):
             Arrays by name, for `restore`.
         """
         self.settle()
+        with self.engine.explained():
+            return self._state()
+
+    def _state(self) -> dict[str, np.ndarray]:
         state = {"sequences": np.asarray(self.engine.store.sequences(), np.int64)}
         for s, shard in enumerate(self._shards):
             state |= {_of_shard(name, s): value for name, value in shard.state().items()}

@@ -191,6 +191,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return super()._read_variable_op(no_copy or self._read_without_copy())
         if self.kind is not Kind.CONTROL:
             self.distribute_strategy.settle()
+        with self.distribute_strategy.engine.explained():
+            return self._value_outside()
+
+    def _value_outside(self) -> tf.Tensor:
         if not self.owned_by_workers or self.copies is None:
             return self.primary.read_value()
         if self.kind is Kind.SEED:
@@ -217,7 +221,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def numpy(self) -> np.ndarray:
         """The settled value."""
-        return self.read_value().numpy()
+        with self.distribute_strategy.engine.explained():
+            return self.read_value().numpy()
 
     def _dense_var_to_tensor(
         self, dtype: Any = None, name: Any = None, as_ref: bool = False
@@ -240,7 +245,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             if not method.startswith("scatter_"):
                 trace.rewritten.add(id(self))
         elif tf.executing_eagerly():
-            return self._write_outside(method, *args, **kwargs)
+            with self.distribute_strategy.engine.explained():
+                return self._write_outside(method, *args, **kwargs)
         elif self.kind is Kind.CONTROL:
             self._write_on_other_shards(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
