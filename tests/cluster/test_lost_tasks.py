@@ -302,7 +302,17 @@ def test_reading_what_a_lost_ps_held_names_it():
         code, _ = exit_of(process, 2 * processes.START_SECONDS)
     assert code == 0, log(process)
     got = [line.split(maxsplit=3)[1:] for line in process.lines if line.startswith("READ")]
-    names = "weights array assign rate steps updates staleness ledger state".split()
+    names = [
+        "weights",
+        "array",
+        "assign",
+        "rate",
+        "steps",
+        "updates",
+        "staleness",
+        "ledger",
+        "state",
+    ]
     assert [name for name, _, _ in got] == names, log(process)
     for name, kind, text in got:
         assert kind == "RuntimeError" and f"ps 0 at {address}" in text, (name, kind, text)
