@@ -14,7 +14,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SECONDS_PER_TEST = 120  # a test that waits longer hangs; pyproject's limit is for marked, slow ones
+# A test that takes longer hangs; pyproject's limit is for marked, slow ones.
+SECONDS_PER_TEST = 120
+SECONDS_PER_TEST_OF_PROCESSES = 420
 _deselected = []
 
 
@@ -25,10 +27,12 @@ def pytest_collection_modifyitems(config, items):
     Tests that start clusters of processes, which fill a small machine, run alone.
     """
     for item in items:
+        seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
             item.add_marker(pytest.mark.alone)
+            seconds = SECONDS_PER_TEST_OF_PROCESSES
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
+            item.add_marker(pytest.mark.timeout(seconds))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
