@@ -147,16 +147,17 @@ def test_plain_outer_optimizers_are_plain_averaging(outer):
     np.testing.assert_allclose(weights, plain, rtol=1e-6, atol=1e-6)
 
 
-ENGINES = helpers.engines(
-    local=lambda workers: tf_dsgd.LocalCluster(workers),
-    simulated=lambda workers: tf_dsgd.SimulatedCluster(workers, seed=0),
-)
+def two_workers(engine):
+    return tf_dsgd.SimulatedCluster(2, seed=0) if engine == "simulated" else helpers.workers(2)
+
+
+ENGINES = helpers.engines(local=None, simulated=None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch(engine):
     x, y = data(40)
-    strategy = averaging(ENGINES[engine](2), every=1)
+    strategy = averaging(two_workers(engine), every=1)
     weights, _ = fit(strategy, OPTIMIZERS["sgd"], x, y)
     w = START.astype("float64")
     for i in range(0, len(x), 2 * BATCH):
@@ -173,7 +174,7 @@ def test_equal_data_is_one_worker(engine, optimizer, policy):
     x, y = data(20)
     twice = np.concatenate([np.concatenate([part, part]) for part in np.split(x, 20)])
     targets = np.concatenate([np.concatenate([part, part]) for part in np.split(y, 20)])
-    strategy = averaging(ENGINES[engine](2), every=1, policy=policy)
+    strategy = averaging(two_workers(engine), every=1, policy=policy)
     weights, model = fit(strategy, OPTIMIZERS[optimizer], twice, targets)
     plain = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
     plain.compile(OPTIMIZERS[optimizer](), loss="mse")

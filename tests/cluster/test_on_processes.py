@@ -12,6 +12,9 @@ SECONDS = 1800  # a deadline; a quiet machine takes less than half of it
 # Two workers: what every strategy owes to `fit`; closed forms, callbacks, what is special here.
 CONFORMANCE = ("tests/conformance",)
 TWO_WORKERS = (
+    "tests/algorithms/test_averaging.py::test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch",
+    "tests/algorithms/test_averaging.py::test_equal_data_is_one_worker",
+    "tests/algorithms/test_elastic.py::test_forces_keep_the_sum",
     "tests/callbacks/test_monitor_on_engines.py",
     "tests/engine/test_nothing_lost.py",
     "tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time",
