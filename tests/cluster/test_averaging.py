@@ -1,0 +1,29 @@
+"""Workers that wait for each other, while some of them are killed."""
+
+import json
+import os
+
+import pytest
+
+from tests.cluster import processes
+from tests.cluster.test_lost_tasks import FILE, SCRIPTS, SEED, exit_of, log, report
+
+STEPS, EVERY, WORKERS = 300, 3, 3
+
+
+@pytest.mark.parametrize("run", range(int(os.environ.get("TF_DSGD_REPEAT", "1"))))
+def test_nobody_waits_for_a_worker_that_was_killed(run):
+    options = (*FILE, "--workers", str(WORKERS), "--ps", "2", "--restart_workers", "9")
+    with processes.started(*options, str(SCRIPTS / "averaging.py"), str(SEED + run)) as process:
+        got = report(process, "RESULT", 240.0)
+        assert exit_of(process, 90.0)[0] == 0, log(process)
+    assert [len(who) for _, _, who in got["killed"]] == [1, 2], json.dumps(got)
+    assert got["came_back"]
+    total = STEPS * got["epochs"]
+    assert got["steps"] == [total, total]
+    assert got["in_flight"] == [0, 0] and got["cut_off"] == 0
+    # A round is at most 9 mini-batches of three workers, and its mean moves by 1 to 3.
+    assert total / (EVERY * WORKERS) <= got["averages"] <= total / 2
+    assert got["iterations"] == total // WORKERS
+    for weight in got["weights"]:
+        assert total / WORKERS * 0.8 <= -weight <= total
