@@ -270,3 +270,36 @@ def test_state_from_outside_the_scope_is_not_silently_shared(what):
         model.compile("sgd", "mse", metrics=[metric] if what == "metric" else ["mae"])
     with pytest.raises(ValueError, match=r"outside/.*scope"):
         model.fit(*data(), batch_size=2, verbose=0)
+
+
+@pytest.mark.parametrize("good", [0, 2, 11, 37])
+@pytest.mark.parametrize("kind", ["generator", "tf_data"])
+def test_batches_before_one_that_fails_are_trained_on(kind, good):
+    """They are pulled several at a time; the error comes when those before it are used.
+
+    Keras itself draws two of a generator before it begins.
+    """
+    x, y = helpers.regression(8 * 40)
+
+    def batches():
+        for b in range(40):
+            if b == good:
+                raise OSError("a disk is full")
+            yield x[8 * b : 8 * b + 8], y[8 * b : 8 * b + 8]
+
+    def check(number, a, b):
+        with tf.control_dependencies([tf.debugging.Assert(number != good, ["a disk is full"])]):
+            return tf.identity(a), tf.identity(b)
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).enumerate()
+    data = batches() if kind == "generator" else dataset.map(lambda n, batch: check(n, *batch))
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        model = helpers.recording_model(keras.optimizers.SGD(0.01))
+    ids = model.get_layer("ids").ids
+    with pytest.raises(Exception, match="a disk is full"):
+        model.fit(data, shuffle=False, verbose=0)
+    assert strategy.steps == good
+    np.testing.assert_array_equal(ids.take(), np.arange(8 * good))
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert strategy.steps == good + 40

@@ -135,6 +135,10 @@ class Stream:
         self.pipelines: Progress | None = None
         """Where workers make their batches themselves; then this only counts."""
         self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
+        # Of each batch there, also where the one after it fails: its examples, and its bytes.
+        self._notes = tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
+        self._error: tf.errors.OpError | None = None
+        """Why there are no batches after those in stock."""
 
     @property
     def queue(self) -> tf.Tensor:
@@ -181,53 +185,68 @@ class Stream:
             self._iterator = iter(self._dataset)
             self._resource = tf.nest.flatten(self._iterator, expand_composites=True)[0]
         start = time.perf_counter()
-        moved, more, size, examples = self._pull(
-            self._resource, self.queue, tf.constant(self._at_once)
-        )
-        self._stock += int(moved)
-        self._examples.extend(examples.numpy().tolist())
-        self._ended = not bool(more)
-        if self._stock:
-            self.batch_bytes = max(self.batch_bytes, int(size))
+        error, self._error = self._error, None
+        try:
+            if error is None:
+                self._ended = not self._pull(
+                    self._resource,
+                    self.queue,
+                    self._notes.queue_ref,
+                    tf.constant(self._at_once),
+                )
+        except tf.errors.OpError as failed:
+            error = failed
+        self._count()
+        if error is not None:
+            if not self._stock:
+                raise error
+            self._error = error  # once the batches before it are used
         slow = time.perf_counter() - start > _SLOW_SECONDS
         self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
+
+
+    def _count(self) -> None:
+        """Takes down what was pulled."""
+        moved = self._notes.size()
+        examples, sizes = (notes.numpy() for notes in self._notes.dequeue_many(moved))
+        self._stock += len(examples)
+        self._examples.extend(examples.tolist())
+        self.batch_bytes = max(self.batch_bytes, *sizes.tolist(), 0)
 
 
 def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
     """A function that moves up to `limit` batches of a dataset's iterator into a queue.
 
+    Tells whether there may be more. Of each batch it leaves a note in another queue.
+
     Called with tensors alone: TensorFlow would hash the type of a whole iterator at every call.
     """
 
-    def pull(iterator: Any, queue: tf.Tensor, limit: tf.Tensor) -> Any:
-        def body(moved: tf.Tensor, _: tf.Tensor, size: tf.Tensor, examples: tf.Tensor) -> Any:
+    def pull(iterator: Any, queue: tf.Tensor, notes: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+        def body(moved: tf.Tensor, _: tf.Tensor) -> Any:
             batch = iterator.get_next_as_optional()
             has_value = batch.has_value()
             component = tf.nest.flatten(batch, expand_composites=True)[0]
 
-            def put() -> Any:
+            def put() -> tf.Tensor:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[component])
                 value = batch.get_value()
-                return _bytes(value), tf.concat([examples, [_examples(value)]], 0)
+                note = [_examples(value), _bytes(value)]
+                tf.raw_ops.QueueEnqueueV2(handle=notes, components=note)
+                return tf.constant(True)
 
-            now, examples = tf.cond(has_value, put, lambda: (tf.zeros([], tf.int64), examples))
-            return moved + tf.cast(has_value, tf.int32), has_value, tf.maximum(size, now), examples
+            return moved + 1, tf.cond(has_value, put, lambda: tf.constant(False))
 
         return tf.while_loop(
-            lambda moved, more, *_: tf.logical_and(more, moved < limit),
+            lambda moved, more: tf.logical_and(more, moved < limit),
             body,
-            (
-                tf.constant(0),
-                tf.constant(True),
-                tf.zeros([], tf.int64),
-                tf.zeros([0], tf.int64),
-            ),
-            shape_invariants=tuple(tf.TensorShape(shape) for shape in ([], [], [], [None])),
+            (tf.constant(0), tf.constant(True)),
             parallel_iterations=1,
-        )
+        )[1]
 
     concrete = tf.function(pull, autograph=False).get_concrete_function(
         tf.data.IteratorSpec(dataset.element_spec),
+        tf.TensorSpec([], tf.resource),
         tf.TensorSpec([], tf.resource),
         tf.TensorSpec([], tf.int32),
     )
