@@ -7,6 +7,7 @@ import pytest
 import tf_dsgd
 from tests.contract import sketches
 from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithms.averaging import SendWeights, Together, WeightedMean
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.study import Study, timetable
@@ -68,6 +69,8 @@ ALGORITHMS = {
     "downpour_4_4_bounded": downpour(4, 4, max_staleness=1),
     "softsync": sketches.softsync(4),  # 90 batches: two are left for the drain
     "revision": sketches.adaptive_revision(0.05),
+    "averaging": Algorithm(SendWeights("average"), Together(4, 4), WeightedMean()),
+    "averaging_local": Algorithm(SendWeights("local"), Together(4, 4), WeightedMean()),
 }
 
 
@@ -110,8 +113,6 @@ def test_a_timetable_is_what_the_simulator_does():
 
 
 def test_what_a_study_cannot_do_is_refused():
-    with pytest.raises(ValueError, match="waits for updates"):
-        timetable(cluster(), sketches.averaging(4, 2).exchange, 8)
     x, y = data()
     make = OPTIMIZERS["momentum"]
     study = Study(downpour(), WORKERS, lambda: make_model(make), x, y, BATCH)

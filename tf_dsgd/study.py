@@ -295,6 +295,7 @@ class _Nothing:
     """A program whose functions do nothing."""
 
     flush = None
+    keeps_weights = False
 
     def __init__(self, num_workers: int):
         self.fetch = self.work = [lambda *_: None] * num_workers

@@ -26,15 +26,11 @@ class Twin:
     def flush(self):
         return False
 
-    resting = None
-    """Workers in the order in which they came to rest, in which the next epoch begins."""
+    version = 0
 
     def run(self, num_workers, compute, network, batches):
-        if self.resting is None:
-            self.version = 0
         order = itertools.count()
-        turns = [(0.0, next(order), m, None) for m in self.resting or range(num_workers)]
-        self.resting = []
+        turns = [(0.0, next(order), m, None) for m in range(num_workers)]
         done = [0] * num_workers
         unsent = [0] * num_workers
         fetched_at = [self.version] * num_workers
@@ -59,8 +55,6 @@ class Twin:
                     message = (self.message(m), base[m])
                     unsent[m] = 0
                     heapq.heappush(turns, (now + network[m], next(order), m, message))
-                else:
-                    self.resting.append(m)
                 continue
             if self.barrier and clocks[m] > min(clocks):
                 blocked.append(m)

@@ -173,3 +173,48 @@ def test_two_local_workers_resume_after_an_interruption(tmp_path):
     np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -4.0 * STEPS, "f"))
     assert strategy.steps == 4 * STEPS
     assert strategy.ledger().in_flight == 0
+
+
+AVERAGING = {
+    "average": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=3),
+    "local": lambda c: tf_dsgd.PeriodicAveragingStrategy(
+        c, average_every=3, optimizer_state="local"
+    ),
+    "reset": lambda c: tf_dsgd.PeriodicAveragingStrategy(
+        c,
+        average_every=3,
+        optimizer_state="reset",
+        outer_optimizer=tf_dsgd.optimizers.BlockMomentum(),
+    ),
+    "elastic": lambda c: tf_dsgd.ElasticAveragingStrategy(c, average_every=3),
+    "update": lambda c: tf_dsgd.DownpourStrategy(
+        c, push_every=3, fetch_every=3, local_rule="optimizer"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_what_workers_keep_resumes(name, tmp_path):
+    """Slots, seeds and weights of each worker, and the outer optimizer: bit for bit."""
+
+    def start():
+        keras.utils.set_random_seed(3)
+        delays = tf_dsgd.LogNormal(1.0, 0.7)
+        strategy = AVERAGING[name](tf_dsgd.SimulatedCluster(3, compute_seconds=delays, seed=0))
+        with strategy.scope():
+            layers = [keras.layers.Dense(6), keras.layers.Dropout(0.5, seed=1)]
+            model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.05), "mse")
+        return strategy, model
+
+    _, reference = start()
+    fit(reference)
+    _, model = start()
+    with pytest.raises(Interrupted):
+        fit(model, CALLBACKS["tf_dsgd"](tmp_path / "backup"), InterruptAt(2, 4))
+    strategy, model = start()
+    assert fit(model, CALLBACKS["tf_dsgd"](tmp_path / "backup")) == [2, 3]
+    helpers.assert_close(model.get_weights(), reference.get_weights(), 0)
+    for mine, theirs in zip(model.optimizer.variables, reference.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy(), err_msg=mine.path)
+    assert strategy.steps == 4 * STEPS

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,6 +96,13 @@ class Engine(abc.ABC):
     def clock(self) -> float:
         """Seconds, from any beginning."""
         return time.perf_counter()
+
+    def state(self) -> dict[str, np.ndarray]:
+        """What a checkpoint has to hold of the engine itself; called at rest."""
+        return {}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Sets what `state` gave, of an engine of this kind or of another."""
 
     def snapshot(self) -> Snapshot:
         """What shards and workers have counted so far. Waits for no worker's round."""
@@ -198,7 +205,7 @@ class Engine(abc.ABC):
         """At the end of a drain: shards use what they have collected."""
         if self._may_hold and self.program.flush is not None:
             self.program.flush()
-        if self._may_hold and self.program.algorithm.local.keeps_weights:
+        if self._may_hold and self.program.keeps_weights:
             for worker in self.workers:
                 if self.store.present[worker.index]:
                     self._fetch_at_rest(worker)

@@ -72,6 +72,7 @@ class Program:
     ):
         self.step = step
         self.algorithm = algorithm
+        self.keeps_weights = algorithm.local.keeps_weights
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}

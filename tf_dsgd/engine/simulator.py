@@ -8,7 +8,8 @@ One worker's round, from time t, with network latency L and compute time C per m
     t + L + n C + L      the shard applies the message; the next round begins
 
 A round without a fetch saves the first L, one without a push the last. Turns at the same instant
-run in the order in which they were put on the clock; a drain brings all workers to one instant.
+run in the order in which they were put on the clock; a drain brings all workers to one instant,
+from which they go on in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
+
+_WORD = (1 << 64) - 1
 
 
 class _Turn(NamedTuple):
@@ -71,6 +74,28 @@ class SimulatorEngine(Engine):
     def clock(self) -> float:
         return self.now
 
+    def state(self) -> dict[str, np.ndarray]:
+        words = []
+        for random in self._random:
+            drawn = random.bit_generator.state
+            numbers = drawn["state"]["state"], drawn["state"]["inc"]
+            halves = [part for n in numbers for part in (n >> 64, n & _WORD)]
+            words.append([*halves, drawn["has_uint32"], drawn["uinteger"]])
+        return {"virtual_seconds": np.array(self.now), "delays": np.array(words, np.uint64)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        if "delays" not in state:
+            return  # of a run that was not simulated
+        self.now = float(state["virtual_seconds"])
+        for random, words in zip(self._random, state["delays"].tolist(), strict=True):
+            a, b, c, d, has, uinteger = words
+            random.bit_generator.state = {
+                **random.bit_generator.state,
+                "state": {"state": a << 64 | b, "inc": c << 64 | d},
+                "has_uint32": has,
+                "uinteger": uinteger,
+            }
+
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush
@@ -90,6 +115,7 @@ class SimulatorEngine(Engine):
             return
         self._wake()
         self._advance(flushing=True)
+        self._idle.sort(key=lambda worker: worker.index)  # whatever came before
         self._flush()
         self._reset()
 

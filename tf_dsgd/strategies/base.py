@@ -29,6 +29,7 @@ from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Ledger, Shard, Staleness
 from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.dataset import (
     Token,
     TokenDataset,
@@ -71,6 +72,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._shard_variables = [0] * self.num_shards
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
+        self._checkpoint = Checkpoint(self.engine)
         self._optimizers = Optimizers()
         self._shard_optimizer: keras.optimizers.Optimizer | None = None
         # What schedules follow: mini-batches, as far back as the weights were trained.
@@ -380,6 +382,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         )
         if not step.weights:
             return None
+        if self._shard_optimizer is not None:
+            with tf.init_scope():
+                self._checkpoint.restore_outer(self._shard_optimizer)
         with tf.init_scope():
             self.engine.settle()  # not `self.settle`: this very token's step is not run yet
         program = Program(
@@ -483,9 +488,11 @@ class DistributedStrategy(tf.distribute.Strategy):
             kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
         variable = ReplicaVariable(self, primary, kind, shard)
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
-            value = primary.numpy()
+            with tf.init_scope():
+                value = primary.numpy()
             constant = value.size and (value == value.flat[0]).all()
             variable.first = value.flat[0] if constant else value
+        self._checkpoint.add(variable)
         return variable
 
     def written_outside(self, variable: ReplicaVariable) -> None:
@@ -505,20 +512,16 @@ class DistributedStrategy(tf.distribute.Strategy):
     # -- checkpoints ------------------------------------------------------------------------
 
     def state(self) -> dict[str, np.ndarray]:
-        """The strategy's own state, which no model holds: versions, counts and staleness.
+        """The strategy's own state, which no model holds.
+
+        Versions, counts, staleness, what each worker keeps for itself, an outer optimizer.
 
         Returns:
             Arrays by name, for `restore`.
         """
         self.settle()
         with self.engine.explained():
-            return self._state()
-
-    def _state(self) -> dict[str, np.ndarray]:
-        state = {"sequences": np.asarray(self.engine.store.sequences(), np.int64)}
-        for s, shard in enumerate(self._shards):
-            state |= {_of_shard(name, s): value for name, value in shard.state().items()}
-        return state
+            return self._checkpoint.take(self._shard_optimizer)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Sets the strategy's own state to what `state` gave, with as many workers.
@@ -526,23 +529,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         Raises:
             ValueError: if the state is of another number of workers or shards.
         """
-        count = len(state["sequences"])
-        if count != self.num_workers:
-            raise ValueError(
-                f"This state is of {count} workers; the strategy has {self.num_workers}. Restore "
-                "it with as many, or start from the weights alone."
-            )
-        shards = sum(name.startswith("version") for name in state)
-        if shards != self.num_shards:
-            raise ValueError(
-                f"This state is of {shards} shards; the strategy has {self.num_shards}. Restore it "
-                "with as many ps tasks, or start from the weights alone."
-            )
         self.settle()
-        for s, shard in enumerate(self._shards):
-            own = {name: state[_of_shard(name, s)] for name in shard.state()}
-            shard.restore(own, self.engine.store.incarnations)
-        self.engine.store.restore_sequences(state["sequences"])
+        self._checkpoint.restore(state, self._shard_optimizer)
 
 
 class _FitProgram:
@@ -574,11 +562,6 @@ class _FitProgram:
     def was_run(self) -> bool:
         """Whether the step was run since `mark`."""
         return int(self._runs) > self._seen
-
-
-def _of_shard(name: str, shard: int) -> str:
-    """A shard's entry in a checkpoint; the first one's have the plain name."""
-    return f"{name}_{shard}" if shard else name
 
 
 @dataclasses.dataclass(frozen=True)

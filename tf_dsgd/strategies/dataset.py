@@ -204,7 +204,6 @@ class Stream:
         slow = time.perf_counter() - start > _SLOW_SECONDS
         self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
 
-
     def _count(self) -> None:
         """Takes down what was pulled."""
         moved = self._notes.size()

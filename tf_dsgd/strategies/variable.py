@@ -110,6 +110,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.copies: Replicated | None = None
         self.first: Any = None
         """Of an optimizer's variable, where it runs on workers: what it was created with."""
+        self._restored: np.ndarray | None = None
+        """What workers' copies begin with, where that came from a checkpoint."""
         self._snapshots: Snapshots | None = None
         self._on_shards: dict[int, tf.Variable] = {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave
@@ -161,12 +163,27 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 first = [primary.numpy()]  # read once for all workers that are there now
 
                 def value(m: int) -> np.ndarray:
+                    if self._restored is not None and store.incarnations[m] == 0:
+                        return self._restored[m]
                     now = first[0] if first else primary.numpy()
                     return _initial(now, kind, own, m, store.incarnations[m])
 
                 self.copies = store.replicate(value, dtype=self.dtype, name="copy")
                 first.clear()
         return self.copies
+
+    def restore_on_shards(self, value: np.ndarray) -> None:
+        """Sets what shards have of it; waits for nobody, as is right while a step is traced."""
+        for variable in self._on_shards.values():
+            variable.assign(value)
+
+    def restore_copies(self, values: np.ndarray) -> None:
+        """Sets the workers' copies to `values[m]`, or has them begin so."""
+        self._restored = values
+        if self.copies is not None:
+            for copy, value in zip(self.copies.copies, values, strict=True):
+                if copy is not None:
+                    copy.assign(value)
 
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
@@ -262,6 +279,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             self.distribute_strategy.settle()
         if self.owned_by_workers and self.copies is not None and method != "assign":
             self.primary.assign(self._read_variable_op())
+        self._restored = None
         for variable in self._on_shards.values():
             getattr(variable, method)(*args, **kwargs)
         if (self.owned_by_workers or self.kept_by_workers) and self.copies is not None:

@@ -17,9 +17,7 @@ STEPS = 300
 strategy = tf_dsgd.PeriodicAveragingStrategy(average_every=3)
 with strategy.scope():
     # Two weights, one on each ps. The gradient of both is 1, so that Adam's steps are 1, too.
-    model = keras.Sequential(
-        [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-    )
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     model.compile(keras.optimizers.Adam(1.0), lambda y, prediction: prediction)
 killer = witness.Killer(strategy, ["one", "all"], seed=int(sys.argv[1]))
 x = np.ones((4 * STEPS, 1), "float32")
