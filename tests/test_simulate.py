@@ -90,6 +90,9 @@ class Shard:
     def flush(self):
         return False
 
+    def before_fetch(self, m):
+        return False
+
     def snapshot(self, m): ...
 
     def step(self, m, g):
@@ -102,6 +105,7 @@ class Shard:
         for m, action, seed in sequence:
             tau = None
             if action == "fetch":
+                self.version += self.before_fetch(m)
                 self.local[m], self.fetched[m] = self.w.copy(), self.version
                 self.snapshot(m)
             elif action == "flush":
@@ -221,19 +225,20 @@ def test_adaptive_revision(sequence):
 @many
 @given(events(push_every=2, fetch_every=2))
 def test_averaging(sequence):
-    """The compiled optimizer runs on each worker; the third message makes a mean."""
+    """The compiled optimizer runs on each worker; who has sent ends the round by its next fetch."""
 
     class Averaging(Shard):
-        arrived = ()
-        slot = None
-
         def __init__(self):
             super().__init__()
+            self.slot = np.zeros(SHAPE)
             self.velocity = [np.zeros(SHAPE)] * WORKERS
+            self.arrived = []
+
+        def before_fetch(self, m):
+            return any(k == m for k, *_ in self.arrived) and self.flush()
 
         def snapshot(self, m):
-            if self.slot is not None:
-                self.velocity[m] = self.slot
+            self.velocity[m] = self.slot
 
         def step(self, m, g):
             super().step(m, g)
@@ -241,18 +246,20 @@ def test_averaging(sequence):
             self.local[m] = self.local[m] + self.velocity[m]
 
         def receive(self, m, g, tau):
-            self.arrived = [*self.arrived, (self.local[m], self.velocity[m])]
-            if len(self.arrived) < WORKERS:
+            self.arrived.append((m, self.count[m], self.local[m], self.velocity[m]))
+            return False
+
+        def flush(self):
+            if not self.arrived:
                 return False
-            self.w, self.slot = (
-                np.mean([a for a, _ in self.arrived], 0),
-                np.mean([b for _, b in self.arrived], 0),
-            )
-            self.arrived = ()
+            _, counts, weights, slots = zip(*self.arrived, strict=True)
+            self.w = np.average(weights, axis=0, weights=counts)
+            self.slot = np.average(slots, axis=0, weights=counts)
+            self.arrived = []
             return True
 
     result = tf_dsgd.simulate(
-        sketches.averaging(2, num_slots=1),
+        tf_dsgd.PeriodicAveragingStrategy(tf_dsgd.LocalCluster(WORKERS), average_every=2),
         keras.optimizers.SGD(0.1, momentum=0.9),
         [START],
         as_events(sequence),
@@ -323,6 +330,7 @@ def test_calls_do_not_see_each_other_and_share_a_trace():
         ([(0, "fetch"), (0, "push", ())], r"events\[1\]: worker 0 has nothing to send"),
         ([(0, "fetch"), (0, "push", [START, START])], r"events\[1\] must have one gradient"),
         ([(0, "fetch"), (0, "push", [START.T])], r"events\[1\], gradient 0 must have"),
+        ([(0, "fetch"), (0, "push", ["a"])], r"events\[1\], gradient 0 must be .* of numbers"),
         ([(0, "fetch"), (0, "push", [([9], START[:1])])], "rows must be a list of integers"),
         (
             [(0, "fetch"), (0, "push", [([1], START[:1])]), (0, "push", [START])],

@@ -90,6 +90,7 @@ def test_equal_to_the_simulator(algorithm, optimizer, jit):
     study.run(timetable(cluster(), rules.exchange, BATCHES))
     assert study.strategy.updates == strategy.updates
     assert study.strategy.staleness() == strategy.staleness()
+    assert study.strategy.ledger() == strategy.ledger()
     for a, b in zip(study.model.get_weights(), model.get_weights(), strict=True):
         assert np.all(np.isfinite(a))
         if jit:
@@ -120,3 +121,28 @@ def test_what_a_study_cannot_do_is_refused():
         study.run([(0, "fetch"), (0, "push"), (0, "flush")])
     with pytest.raises(RuntimeError, match=r"Study\.run"):
         study.model.fit(x, y, batch_size=BATCH, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "downpour"}, "algorithm must be .*'downpour'"),
+        ({"num_workers": 0}, "num_workers must be .*0"),
+        ({"batch_size": 0}, "batch_size must be .*0"),
+        ({"batch_size": 1.5}, "batch_size must be .*1.5"),
+        ({"batch_size": 1000}, "at least batch_size of them.*1000"),
+        ({"y": np.zeros((3, 1))}, "as many examples.*360 and 3"),
+    ],
+)
+def test_wrong_arguments_of_a_study(changes, message):
+    x, y = data()
+    arguments = {"algorithm": downpour(), "num_workers": 2, "x": x, "y": y, "batch_size": BATCH}
+    with pytest.raises((ValueError, TypeError), match=message):
+        Study(make_model=lambda: make_model(OPTIMIZERS["adam"]), **{**arguments, **changes})
+
+
+def test_wrong_arguments_of_a_timetable():
+    with pytest.raises(TypeError, match=r"SimulatedCluster.*LocalCluster"):
+        timetable(tf_dsgd.LocalCluster(2), Periods(), 8)
+    with pytest.raises(ValueError, match="num_batches must be .*0"):
+        timetable(cluster(), Periods(), 0)

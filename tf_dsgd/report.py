@@ -26,6 +26,14 @@ from typing import Any
 import numpy as np
 
 RECORDS = "monitor.jsonl"
+SCHEMA = 1
+# What a record of each kind has at least; others are not the monitor's.
+_FIELDS = {
+    "start": {"schema", "num_workers", "steps"},
+    "sample": {"seconds", "steps", "workers"},
+    "epoch": {"seconds", "steps", "workers"},
+    "end": {"kind"},
+}
 PAGE = "report.png"
 KINDS = ("fetch", "compute", "push", "wait")
 
@@ -76,6 +84,11 @@ def read(run_dir: str | Path) -> Run:
     offset, ended = 0.0, False
     for record in _records(path):
         if record["kind"] == "start":
+            if record["schema"] != SCHEMA:
+                raise ValueError(
+                    f"{path} was written by another version of the package: its schema is "
+                    f"{record['schema']!r}, and this one reads {SCHEMA}."
+                )
             begun = record["steps"]
             kept = [r for r in kept if begun and r["steps"] <= begun]
             offset = kept[-1]["seconds"] if kept else 0.0
@@ -101,7 +114,9 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and "kind" in record:
+        if isinstance(record, dict) and record.keys() >= _FIELDS.get(
+            str(record.get("kind")), {"?"}
+        ):
             yield record
 
 

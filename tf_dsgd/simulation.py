@@ -174,7 +174,7 @@ def _gradient(name: str, given: Any, weight: np.ndarray) -> Any:
         if len(given) != 2 or not weight.ndim:
             raise ValueError(f"{name} must be (rows, values) or an array. Received: {given!r}.")
         rows = np.asarray(given[0])
-        values = np.asarray(given[1], weight.dtype)
+        values = _numbers(name, given[1], weight)
         rows = rows.astype(np.int64) if not rows.size else rows
         good = rows.ndim == 1 and rows.dtype.kind in "iu"
         if not good or np.any(rows < 0) or np.any(rows >= weight.shape[0]):
@@ -188,10 +188,17 @@ def _gradient(name: str, given: Any, weight: np.ndarray) -> Any:
                 f"Received: {values.shape}."
             )
         return _merged(rows.astype(np.int64), values)
-    dense = np.asarray(given, weight.dtype)
+    dense = _numbers(name, given, weight)
     if dense.shape != weight.shape:
         raise ValueError(f"{name} must have its weight's shape {weight.shape}. Got {dense.shape}.")
     return dense
+
+
+def _numbers(name: str, given: Any, weight: np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(given, weight.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of numbers. Received: {given!r}.") from error
 
 
 def _merged(rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, ExchangeRule
-from tf_dsgd.cluster import Cluster, SimulatedCluster
+from tf_dsgd.cluster import Cluster, SimulatedCluster, positive_int
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Entry, Recorder, checked
@@ -46,6 +46,9 @@ class _StackedEngine(Engine):
 
     def settle(self) -> None:
         """All is settled whenever somebody looks."""
+
+    def messages_sent(self) -> list[int] | None:
+        return None  # a worker's own count is in its row; the shard's is the same
 
 
 class _StackedCluster(Cluster):
@@ -128,6 +131,9 @@ class Study:
         jit_compile: whether XLA compiles the loop: about three times as fast, after some seconds of
             compiling, and equal to the simulator but for rounding and for what dropout draws;
             without, equal bit for bit.
+
+    Raises:
+        ValueError, TypeError: for a wrong argument, naming it and what was received.
     """
 
     def __init__(
@@ -140,6 +146,18 @@ class Study:
         batch_size: int,
         jit_compile: bool = True,
     ):
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(
+                "algorithm must be a tf_dsgd.algorithm.Algorithm, such as a strategy's "
+                f"`algorithm`. Received: {algorithm!r}."
+            )
+        positive_int("num_workers", num_workers)
+        positive_int("batch_size", batch_size)
+        if len(x) != len(y) or len(x) < batch_size:
+            raise ValueError(
+                "x and y must have as many examples, and at least batch_size of them. "
+                f"Received: {len(x)} and {len(y)}, batch_size={batch_size}."
+            )
         self.strategy = _StackedStrategy(algorithm, num_workers)
         self._batch_size = batch_size
         self._data = (tf.constant(x), tf.constant(y))
@@ -265,7 +283,13 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
     """The schedule by which a simulated cluster's workers do this many mini-batches.
 
     The simulator itself makes it, with nothing to compute.
+
+    Raises:
+        ValueError, TypeError: for a wrong argument, naming it and what was received.
     """
+    if not isinstance(cluster, SimulatedCluster):
+        raise TypeError(f"cluster must be a tf_dsgd.SimulatedCluster. Received: {cluster!r}.")
+    positive_int("num_batches", num_batches)
     engine = cluster.make_engine(exchange)
     engine.recorder = scribe = _Scribe(engine.num_workers)
     program, stream = _Nothing(engine.num_workers), _NoStream()

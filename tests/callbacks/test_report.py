@@ -199,6 +199,21 @@ def test_missing_matplotlib_is_said_in_one_line(tmp_path):
     assert 'pip install "tf_dsgd[plot]"' in said
 
 
+def test_lines_of_another_shape_are_left_out(tmp_path):
+    folder = written(tmp_path, three_samples())
+    before = report.read(folder)
+    with (folder / "monitor.jsonl").open("a") as file:
+        file.write('[1, 2]\n{"kind": "sample"}\n{"kind": "other"}\n{"kind": ["start"]}\n')
+    assert report.read(folder) == before
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    record = json.dumps({**HEADER, "schema": 99, "steps": 0})
+    (tmp_path / "monitor.jsonl").write_text(record + "\n")
+    with pytest.raises(SystemExit, match=r"another version.*99.*reads 1"):
+        report.main([str(tmp_path)])
+
+
 @pytest.mark.parametrize("content", [None, "", "not json\n"])
 def test_a_folder_without_a_run_is_an_error_that_names_the_file(content, tmp_path):
     if content is not None:

@@ -252,6 +252,18 @@ def test_a_model_without_a_strategy_is_refused():
         fit(model, 2, StalenessMonitor())
 
 
+def test_wrong_folders_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    for arguments, message in [
+        ({"run_dir": 5}, "run_dir must be the path of a folder.*5"),
+        ({"run_dir": b"x"}, "run_dir must be the path of a folder.*b'x'"),
+        ({"run_dir": tmp_path / "file"}, "run_dir must be a folder, and is a file"),
+        ({"tensorboard": "yes"}, "tensorboard must be True, False or None.*'yes'"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            StalenessMonitor(**arguments)
+
+
 @pytest.mark.parametrize("wrong", [0, -1.0, "1", None, True, float("inf")])
 def test_a_wrong_period_is_refused(wrong):
     with pytest.raises(ValueError, match="every_seconds must be a number of seconds above 0"):

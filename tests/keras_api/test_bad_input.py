@@ -110,7 +110,9 @@ def test_wrong_value(case):
         (float, "fails at 0"),
         (lambda tau: 1 / 0, "fails at 0"),
         (lambda tau: 1 / tau, "inf at 0"),
-        (lambda tau: 1.0 - tf.cast(tau, tf.float32), "at 1000"),
+        (lambda tau: 1.0 - tf.cast(tau, tf.float32), "at 2"),
+        (lambda tau: tf.where(tau == 7, float("nan"), 1.0), "nan at 7"),
+        (lambda tau: tf.where(tau > 99, -1.0, 1.0), "at 100"),
     ],
 )
 @pytest.mark.parametrize("strategy", [downpour, softsync], ids=["downpour", "softsync"])

@@ -92,6 +92,14 @@ class StalenessMonitor(keras.callbacks.Callback):
             raise ValueError(
                 f"every_seconds must be a number of seconds above 0. Received: {every_seconds!r}."
             )
+        if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+            raise TypeError(
+                f"run_dir must be the path of a folder, or None. Received: {run_dir!r}."
+            )
+        if run_dir is not None and Path(run_dir).exists() and not Path(run_dir).is_dir():
+            raise ValueError(f"run_dir must be a folder, and is a file. Received: {run_dir!r}.")
+        if tensorboard not in (True, False, None):
+            raise ValueError(f"tensorboard must be True, False or None. Received: {tensorboard!r}.")
         if tensorboard and run_dir is None:
             raise ValueError("tensorboard=True needs a run_dir to write to. Received: None.")
         if tensorboard and not installed():

@@ -41,6 +41,8 @@ def checked(schedule: Iterable[Any], num_workers: int) -> list[Entry]:
     Raises:
         ValueError: naming the entry.
     """
+    if isinstance(schedule, str) or not isinstance(schedule, Iterable):
+        raise ValueError(f"schedule must be a sequence of entries. Received: {schedule!r}.")
     entries: list[Entry] = []
     used: dict[int, int] = {}
     following = 0

@@ -44,7 +44,9 @@ class FASGD(delay.DelayTolerantOptimizer):
     Args:
         learning_rate: alpha; at least 0, or a schedule. As the step is divided by v, it is in
             units of the weights, as Adam's is.
-        gamma: decay of the means of g and g^2; from 0 and below 1. At 0 nothing varies: n = b^2.
+        gamma: decay of the means of g and g^2; from 0 and below 1. At 0 nothing varies: n = b^2,
+            but for rounding. In float32 n - b^2 is exact to some 1e-7 of g^2 only: where gradients
+            of size 1 vary less than that, v is rounding, or sqrt(epsilon).
         beta: decay of the mean of the deviation; from 0 and below 1.
         epsilon: keeps the deviation above 0; above 0.
         initial_deviation: v_0; at least 0. From 0 the first steps are divided by far too small a v,

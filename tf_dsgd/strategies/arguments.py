@@ -10,6 +10,9 @@ import tensorflow as tf
 from tf_dsgd.algorithms.downpour import inverse_staleness
 from tf_dsgd.cluster import integer
 
+# Staleness at which a scaling is tried before training: all that a few workers have, and some more.
+_TRIED = (*range(65), 100, 1000, 10_000)
+
 
 def staleness_bound(value: Any) -> int | None:
     """`max_staleness`: an integer of at least 0, or None."""
@@ -32,14 +35,13 @@ def check_staleness_factor(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]
     """Tries `scaling`, for which the user gave `given`; after TensorFlow may open its devices."""
     if scaling is None:
         return
-    # In a graph, as the shard calls it; whatever the user's function raises is shown.
-    traced = tf.function(
-        lambda tau: tf.cast(scaling(tau), tf.float32),
-        autograph=False,
-        input_signature=[tf.TensorSpec([], tf.int64)],
-    )
-    for staleness in (0, 1, 1000):
+    traced = None
+    for staleness in _TRIED:
         try:
+            # In a graph, as the shard calls it; whatever the user's function raises is shown.
+            traced = traced or tf.function(
+                lambda tau: tf.cast(scaling(tau), tf.float32), autograph=False
+            ).get_concrete_function(tf.TensorSpec([], tf.int64))
             factor = float(traced(tf.constant(staleness, tf.int64)))
         except Exception as error:
             raise ValueError(
