@@ -29,10 +29,11 @@ IDS_PER_EXAMPLE = 20
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What to run. `period` is both `push_every` and `fetch_every`."""
+    """What to run. `period` is both `push_every` and `fetch_every`, or `average_every`."""
 
     kind: str = "keras"
-    """`keras`: plain fit; `downpour`: fit under DownpourStrategy; `threads`: bare_threads.py."""
+    """`keras`: plain fit; `downpour`, `averaging`, `elastic`: fit under that strategy; `threads`:
+    bare_threads.py."""
     model: str = "mlp"
     """`mlp`, `wide`, `deep`, `embedding` or `dense_embedding`."""
     workers: int = 2
@@ -128,16 +129,21 @@ def make_callbacks(spec: Spec, run_dir: str) -> list[keras.callbacks.Callback]:
     return [EmptyCallback()] if spec.callback == "empty" else []
 
 
-def run_fit(spec: Spec, run_dir: str) -> dict:
-    strategy = None
-    if spec.kind == "downpour":
-        import tf_dsgd
+def make_strategy(spec: Spec):
+    if spec.kind == "keras":
+        return None
+    import tf_dsgd
 
-        strategy = tf_dsgd.DownpourStrategy(
-            tf_dsgd.LocalCluster(num_workers=spec.workers),
-            push_every=spec.period,
-            fetch_every=spec.period,
-        )
+    cluster = tf_dsgd.LocalCluster(num_workers=spec.workers)
+    if spec.kind == "averaging":
+        return tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=spec.period)
+    if spec.kind == "elastic":
+        return tf_dsgd.ElasticAveragingStrategy(cluster, average_every=spec.period)
+    return tf_dsgd.DownpourStrategy(cluster, push_every=spec.period, fetch_every=spec.period)
+
+
+def run_fit(spec: Spec, run_dir: str) -> dict:
+    strategy = make_strategy(spec)
     x, y = make_data(spec)
     tf.zeros([1])  # opens the devices, so that memory is counted from here
     before = memory.peak_bytes()

@@ -27,6 +27,15 @@ def periods(common: dict) -> tuple[str, dict[str, dict]]:
     return title, with_common(specs, common)
 
 
+def averaging(common: dict) -> tuple[str, dict[str, dict]]:
+    title = "Averaging: the same MLP, two local workers"
+    specs = {}
+    for period in (20, 5):
+        for kind in ("downpour", "averaging", "elastic"):
+            specs[f"{kind}, periods of {period}"] = {"kind": kind, "period": period}
+    return title, with_common(specs, common)
+
+
 def workers(common: dict) -> tuple[str, dict[str, dict]]:
     title = "Number of workers: the same MLP"
     specs = {"plain fit": {"kind": "keras"}}
@@ -75,6 +84,7 @@ def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
     common = {"examples": options.examples, "epochs": options.epochs}
     groups = {
         "periods": lambda: [periods(common)],
+        "averaging": lambda: [averaging(common)],
         "embedding": lambda: [embedding(common, options.rows)],
         "workers": lambda: [workers(common)],
         "variables": lambda: [variables(common, count) for count in (6, 30, 78, 150)],

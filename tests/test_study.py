@@ -144,5 +144,5 @@ def test_wrong_arguments_of_a_study(changes, message):
 def test_wrong_arguments_of_a_timetable():
     with pytest.raises(TypeError, match=r"SimulatedCluster.*LocalCluster"):
         timetable(tf_dsgd.LocalCluster(2), Periods(), 8)
-    with pytest.raises(ValueError, match="num_batches must be .*0"):
+    with pytest.raises(ValueError, match=r"num_batches must be .*0"):
         timetable(cluster(), Periods(), 0)

@@ -113,6 +113,16 @@ def test_softsync_makes_an_update_for_every_c_gradients():
         assert float(line[-3].rstrip("%")) < 90.0  # better than by chance
 
 
+def test_averaging_meets_as_often_as_it_says():
+    """1,437 images in batches of 4 are 360 mini-batches: 15 rounds of 4 workers and 6 each."""
+    output = run_example("averaging.py", "--workers", "4", "--every", "6", "--epochs", "1")
+    rows = [line[27:].split() for line in output.splitlines()[1:]]
+    assert [(int(steps), int(updates)) for _, steps, updates in rows[:3]] == [(360, 15)] * 3
+    assert int(rows[3][1]) == 360 and 60 <= int(rows[3][2]) <= 64
+    for error, _, _ in rows:
+        assert float(error.rstrip("%")) < 90.0  # better than by chance
+
+
 @pytest.mark.slow
 def test_quickstart_reaches_the_promised_accuracy():
     output = run_example("quickstart.py")
