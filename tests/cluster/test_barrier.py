@@ -14,7 +14,7 @@ STEPS, EVERY, WORKERS = 300, 3, 3
 @pytest.mark.parametrize("run", range(int(os.environ.get("TF_DSGD_REPEAT", "1"))))
 def test_nobody_waits_for_a_worker_that_was_killed(run):
     options = (*FILE, "--workers", str(WORKERS), "--ps", "2", "--restart_workers", "9")
-    with processes.started(*options, str(SCRIPTS / "averaging.py"), str(SEED + run)) as process:
+    with processes.started(*options, str(SCRIPTS / "barrier.py"), str(SEED + run)) as process:
         got = report(process, "RESULT", 240.0)
         assert exit_of(process, 90.0)[0] == 0, log(process)
     assert [len(who) for _, _, who in got["killed"]] == [1, 2], json.dumps(got)

@@ -1,6 +1,6 @@
 """A chief whose workers average, and are killed meanwhile.
 
-Usage: averaging.py SEED. Prints RESULT with what was counted.
+Usage: barrier.py SEED. Prints RESULT with what was counted.
 """
 
 import json
