@@ -306,12 +306,16 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str) -> None:
     for job, tasks in jobs.items():
         for index, address in tasks.items():
             task = f"{job} {index}"
-            other = seen.setdefault(address.lower(), task)
+            other = seen.setdefault(_LOOPBACK.sub("localhost:", address.lower()), task)
             if other != task:
                 raise ValueError(
                     f'{where} gives {other} and {task} the same address "{address}". Every task '
                     "needs a host and port of its own."
                 )
+
+
+# Names of this machine that are one; others may be, but that only a look-up would tell.
+_LOOPBACK = re.compile(r"^(127\.0\.0\.1|\[::1\]):")
 
 
 def _addresses(addresses: Any, where: str) -> dict[int, str]:

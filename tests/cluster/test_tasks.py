@@ -68,6 +68,14 @@ BAD = {
     "same address": (config(worker=["h1:2222", "h1:2222"]), ["worker 0 and worker 1", "same"]),
     "same address in two jobs": (config(ps=["h2:2222"]), ["worker 1 and ps 0", '"h2:2222"']),
     "same but for case": (config(ps=["H2:02222"]), ["worker 1 and ps 0"]),
+    "two names of this machine": (
+        config(worker=["127.0.0.1:2222"], ps=["localhost:2222"]),
+        ["worker 0 and ps 0", '"localhost:2222"'],
+    ),
+    "its name in IPv6": (
+        config(worker=["[::1]:2222"], ps=["LocalHost:2222"]),
+        ["worker 0 and ps 0"],
+    ),
     "no port": (worker("h2"), ['["worker"][1]', '"h2"', "no port", '"host:port"']),
     "empty port": (worker("h2:"), ['["worker"][1]', "no port"]),
     "port 0": (worker("h2:0"), ['port "0"', "1 to 65535"]),
