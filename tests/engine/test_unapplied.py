@@ -3,7 +3,10 @@
 import threading
 
 import pytest
+import tensorflow as tf
 
+from tf_dsgd import _tf
+from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.engine.base import WorkerState
 from tf_dsgd.engine.cluster import ClusterEngine
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
@@ -84,3 +87,41 @@ def test_who_may_complete_a_message():
     assert may == [False, True, False]
     engine._completing[0] = engine._cut_off[0]
     assert not engine._admits(1)
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
+    """The first variable cannot be created there."""
+
+    class Connection:
+        ps = (0,)
+
+        def present(self):
+            return [left, True]
+
+        def worker_devices(self):
+            return ["CPU:0", "CPU:0"]
+
+        def silent_ps(self):
+            return []
+
+        def worker_listens(self, m):
+            return False
+
+    calls = []
+
+    def make(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == (2 if left else 1):
+            raise tf.errors.UnavailableError(None, None, "connection refused")
+        return made(*args, **kwargs)
+
+    made = _tf.make_variable
+    monkeypatch.setattr(_tf, "make_variable", make)
+    if not left:
+        with pytest.raises(RuntimeError, match="All workers were lost while the strategy was made"):
+            ClusterEngine(Connection(), Periods(), 5.0)
+        return
+    engine = ClusterEngine(Connection(), Periods(), 5.0)
+    assert engine.store.present == [True, False]
+    assert list(engine._lost) == [1]

@@ -60,6 +60,7 @@ class ClusterEngine(ThreadsEngine):
         present = connection.present()
         self._lost = {m: now for m, here in enumerate(present) if not here}
         """Workers that are not there, and since when."""
+        self._made = False
         store = Store(
             connection.worker_devices(),
             len(connection.ps),
@@ -90,6 +91,7 @@ class ClusterEngine(ThreadsEngine):
         self._laps_read = [now for _ in self.workers]
         self.overlaps = exchange.push_every < exchange.fetch_every
         """Whether there are messages that no fetch waits for."""
+        self._made = True
 
     def snapshot(self) -> Snapshot:
         self._watched = True
@@ -366,7 +368,10 @@ class ClusterEngine(ThreadsEngine):
             raise self._ps_lost(silent) from error
         if not self._was_lost(m, error):
             return False
-        self._lose(self.workers[m])
+        if self._made:
+            self._lose(self.workers[m])
+        else:  # it has sent nothing yet
+            self._lost[m] = time.monotonic()
         return True
 
     def _was_lost(self, m: int, error: tf.errors.OpError) -> bool:
@@ -468,6 +473,11 @@ class ClusterEngine(ThreadsEngine):
 
     def _assemble(self) -> None:
         """Waits in the main thread until a worker is there again."""
+        if not self._made:
+            raise RuntimeError(
+                "All workers were lost while the strategy was made. Look at what their processes "
+                "printed last, and start this script again."
+            )
         say(f"no worker is there: waiting {self._timeout:g} s for one")
         while len(self._lost) == self.num_workers:
             self._look()

@@ -134,6 +134,7 @@ class Store:
             except tf.errors.OpError as error:
                 if not self._was_lost(m, error):
                     raise
+                self.present[m] = False
                 return None
 
         replicated = Replicated(make, self.present)
