@@ -1,47 +1,32 @@
-"""Sums, means and copies of arrays over equal processes that know each other by TF_CONFIG.
+"""Equal processes that know each other by TF_CONFIG: meeting, and copying the first one's arrays.
 
-The collectives are TensorFlow's own (`CollectiveReduce`, `CollectiveGather`, `CollectiveBcast*`),
-in a small graph that a `tf.compat.v1.Session` runs on a `tf.distribute.Server` of this process.
-`tf.distribute.MultiWorkerMirroredStrategy` has the same ones, at the same speed, but must be made
-before anything else of TensorFlow, and moves all devices of the process to a cluster. A server
-and a session of their own can be made at any time, and the training beside them stays as it is.
+The collectives are TensorFlow's own (`CollectiveGather`, `CollectiveBcast*`), in a small graph that
+a `tf.compat.v1.Session` runs on a `tf.distribute.Server` of this process.
+`tf.distribute.MultiWorkerMirroredStrategy` has the same ones, but must be made before anything else
+of TensorFlow, and moves all devices of the process to a cluster. A server and a session of their
+own can be made at any time, and the training beside them stays as it is.
+
+Sums and means are in `tf_dsgd.exchange`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import tasks
 
-How = Literal["mean", "sum", "first"]
-
 _GROUP_KEY = 1  # all processes are one group
-_CHUNK_BYTES = 8 << 20  # larger tensors travel in parts, side by side: up to twice as fast
+_CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
 _PROBE_SECONDS = 2.0
 _GRACE_SECONDS = 10.0  # beyond TensorFlow's own limit of time
-
-
-class Spec(NamedTuple):
-    """An array of an exchange and what becomes of it.
-
-    Args:
-        shape: its shape.
-        dtype: its NumPy type; numbers or bool.
-        how: "mean" (of floating-point arrays) or "sum" over the processes, or that of the "first".
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    how: How
 
 
 class Group:
@@ -69,7 +54,10 @@ class Group:
         self._cluster = cluster
         self._members = members
         self._session: _Sessions | None = None
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[Any, Program] = {}
+        self._keys = 0
+        self.made: dict[Any, Any] = {}
+        """What is kept as long as the group, such as `tf_dsgd.exchange.Exchange`s."""
         self._lost: Exception | None = None
 
     def meet(self, *numbers: int) -> np.ndarray:
@@ -77,8 +65,9 @@ class Group:
         if self.size == 1:
             return np.array([numbers], np.int64)
         mine = np.array([self.rank, *numbers], np.int64)  # gathered in an order of TensorFlow's
-        program = self._program(("gather", len(mine)), lambda make: make.gather(len(mine)))
-        (rows,) = program.run([mine])
+        program = self.program(("gather", len(mine)), lambda: self._gather(len(mine)))
+        fed, gathered = program.wires
+        rows = program.run(gathered, {fed: mine})
         rows = rows.reshape(self.size, len(mine))
         return rows[np.argsort(rows[:, 0])][:, 1:]
 
@@ -102,28 +91,65 @@ class Group:
         words = data.view(np.int64)
         parts = _parts(len(words), 8)
         sizes = [stop - start for start, stop in parts]
-        program = self._program(("broadcast", len(words)), lambda make: make.broadcast(sizes))
-        feeds = [words[start:stop] for start, stop in parts] if self.rank == 0 else []
-        received = np.concatenate(program.run(feeds)).view(np.uint8)
+        program = self.program(("broadcast", len(words)), lambda: self._broadcast(sizes))
+        fed, copied = program.wires
+        feeds = {each: words[start:stop] for each, (start, stop) in zip(fed, parts, strict=False)}
+        received = np.concatenate(program.run(copied, feeds)).view(np.uint8)
         return [
             received[end - array.nbytes : end].view(array.dtype).reshape(array.shape)
             for array, end in zip(mine, ends, strict=True)
         ]
 
-    def exchange(self, specs: Sequence[Spec]) -> Exchange:
-        """A function of such arrays, to be kept and called again and again."""
-        return Exchange(self, specs)
+    # -- for what is built on it --------------------------------------------------------------
 
-    # -- inside -----------------------------------------------------------------------------
+    def program(self, key: Any, build: Callable[[], Any], *, alone: bool = True) -> Program:
+        """A graph that is built once. All processes build theirs in the same order.
 
-    def _program(self, key: Any, build: Callable[[_Maker], _Wires]) -> _Program:
-        """Collectives that are built once. All processes build theirs in the same order."""
+        Args:
+            key: equal keys are for equal graphs.
+            build: adds operations to the open graph, on this process's device, and returns them.
+            alone: whether no operation is on another process's device.
+        """
         if self._lost is not None:
             raise self._lost
         key = (key, self.timeout_seconds)
         if key not in self._programs:
-            self._programs[key] = _Program(self, build)
+            self._programs[key] = Program(self, build, alone)
         return self._programs[key]
+
+    def next_key(self) -> int:
+        """A number that no operation or variable has yet, equal in all processes."""
+        self._keys += 1
+        return self._keys
+
+    def device(self, rank: int) -> str:
+        """A process's processor, as TensorFlow calls it."""
+        job, index = self._members[rank]
+        return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _gather(self, size: int) -> tuple[Any, Any]:
+        fed = tf.compat.v1.placeholder(tf.int64, [size])
+        shape = [size * self.size]
+        return fed, tf.raw_ops.CollectiveGather(input=fed, shape=shape, **self._common())
+
+    def _broadcast(self, sizes: Sequence[int]) -> tuple[list[Any], list[Any]]:
+        if self.rank > 0:
+            receive = tf.raw_ops.CollectiveBcastRecv
+            return [], [receive(T=tf.int64, shape=[size], **self._common()) for size in sizes]
+        fed = [tf.compat.v1.placeholder(tf.int64, [size]) for size in sizes]
+        send = tf.raw_ops.CollectiveBcastSend
+        return fed, [send(input=x, shape=x.shape, **self._common()) for x in fed]
+
+    def _common(self) -> dict[str, Any]:
+        """What all collective operations are told, with a key that all processes know."""
+        return {
+            "group_size": self.size,
+            "group_key": _GROUP_KEY,
+            "instance_key": self.next_key(),
+            "timeout_seconds": float(self.timeout_seconds),
+        }
 
     def _sessions(self) -> _Sessions:
         """The server of this process, once all others have theirs."""
@@ -191,145 +217,33 @@ class Group:
         self._fail(ConnectionError(message + after), error)
 
 
-class Exchange:
-    """Sums and means of arrays of fixed shapes.
+class Program:
+    """A graph on TensorFlow's servers, and its session.
 
-    Arrays of a kind travel joined, in parts of 8 MB side by side. Means of types of less than 32
-    bits are computed in float32. All processes get the same bits.
-
-    Args:
-        group: the processes.
-        specs: the arrays, equal in all processes.
+    Attributes:
+        wires: what `build` returned.
     """
 
-    def __init__(self, group: Group, specs: Sequence[Spec]):
-        self._group = group
-        self._specs = list(specs)
-        self._lanes: dict[tuple[str, str], _Lane] = {}
-        self._places = [self._place(spec) for spec in self._specs]
-        self._parts = [part for lane in self._lanes.values() for part in lane.make()]
-        self._key = ("exchange", tuple(self._specs))
-
-    def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The results, in memory that the next call uses again.
-
-        Args:
-            arrays: one for each spec.
-        """
-        if self._group.size == 1 or not self._specs:
-            return [np.asarray(array) for array in arrays]
-        for array, spec, (lane, start) in zip(arrays, self._specs, self._places, strict=True):
-            mine = spec.how != "first" or self._group.rank == 0
-            target = lane.sent[start : start + math.prod(spec.shape)]
-            target[:] = np.asarray(array).reshape(-1) if mine else 0
-        program = self._group._program(self._key, lambda make: make.reduce(self._parts))
-        feeds = [lane.sent[start:stop] for lane, start, stop in self._parts]
-        for (lane, start, stop), result in zip(self._parts, program.run(feeds), strict=True):
-            lane.received[start:stop] = result
-        return [
-            lane.received[start : start + math.prod(spec.shape)]
-            .reshape(spec.shape)
-            .astype(spec.dtype, copy=False)
-            for spec, (lane, start) in zip(self._specs, self._places, strict=True)
-        ]
-
-    def _place(self, spec: Spec) -> tuple[_Lane, int]:
-        """Where an array stands among those of its kind."""
-        dtype = np.dtype(spec.dtype)
-        floating = dtype.kind not in "biu"  # NumPy calls bfloat16 "V"
-        if spec.how == "mean" and not floating:
-            raise ValueError(f'"mean" is for floating-point arrays. Received: {spec}.')
-        kind = ("float64" if dtype == np.float64 else "float32") if floating else "int64"
-        final = "Div" if spec.how == "mean" else "Id"
-        lane = self._lanes.setdefault((kind, final), _Lane(kind, final))
-        start = lane.size
-        lane.size += math.prod(spec.shape)
-        return lane, start
-
-
-class _Lane:
-    """Arrays of one type and one operation, joined."""
-
-    def __init__(self, dtype: str, final: str):
-        self.dtype, self.final, self.size = np.dtype(dtype), final, 0
-
-    def make(self) -> list[tuple[_Lane, int, int]]:
-        """The memory, and the parts in which it travels."""
-        self.sent = np.zeros(self.size, self.dtype)
-        self.received = np.zeros(self.size, self.dtype)
-        return [(self, start, stop) for start, stop in _parts(self.size, self.dtype.itemsize)]
-
-
-class _Wires(NamedTuple):
-    """What is fed into a graph and what comes out."""
-
-    inputs: list[Any]
-    outputs: list[Any]
-
-
-class _Maker:
-    """Makes collective operations in the open graph; each has a key that all processes know."""
-
-    def __init__(self, group: Group, keys: Callable[[], int]):
-        self._rank, self._keys = group.rank, keys
-        self._common = {
-            "group_size": group.size,
-            "group_key": _GROUP_KEY,
-            "timeout_seconds": float(group.timeout_seconds),
-        }
-
-    def gather(self, size: int) -> _Wires:
-        fed = tf.compat.v1.placeholder(tf.int64, [size])
-        shape = [size * self._common["group_size"]]
-        out = tf.raw_ops.CollectiveGather(
-            input=fed, shape=shape, instance_key=self._keys(), **self._common
-        )
-        return _Wires([fed], [out])
-
-    def broadcast(self, sizes: Sequence[int]) -> _Wires:
-        fed, out = [], []
-        for size in sizes:
-            options = {"shape": [size], "instance_key": self._keys(), **self._common}
-            if self._rank == 0:
-                fed.append(tf.compat.v1.placeholder(tf.int64, [size]))
-                out.append(tf.raw_ops.CollectiveBcastSend(input=fed[-1], **options))
-            else:
-                out.append(tf.raw_ops.CollectiveBcastRecv(T=tf.int64, **options))
-        return _Wires(fed, out)
-
-    def reduce(self, parts: Sequence[tuple[_Lane, int, int]]) -> _Wires:
-        fed = [tf.compat.v1.placeholder(lane.dtype, [stop - start]) for lane, start, stop in parts]
-        out = [
-            tf.raw_ops.CollectiveReduce(
-                input=each,
-                merge_op="Add",
-                final_op=lane.final,
-                subdiv_offsets=[0],
-                instance_key=self._keys(),
-                **self._common,
-            )
-            for each, (lane, _, _) in zip(fed, parts, strict=True)
-        ]
-        return _Wires(fed, out)
-
-
-class _Program:
-    """A graph of collectives and its session."""
-
-    def __init__(self, group: Group, build: Callable[[_Maker], _Wires]):
+    def __init__(self, group: Group, build: Callable[[], Any], alone: bool):
         self._group = group
         sessions = group._sessions()
         graph = tf.Graph()
-        with graph.as_default(), tf.device(sessions.device):
-            self._wires = build(_Maker(group, sessions.next_key))
-        self._session = sessions.open(graph)
+        with graph.as_default(), tf.device(group.device(group.rank)):
+            self.wires = build()
+        self._session = sessions.open(graph, alone)
 
-    def run(self, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs. Ctrl-C ends the wait."""
-        feed_dict = dict(zip(self._wires.inputs, feeds, strict=True))
-        seconds = self._group.timeout_seconds + _GRACE_SECONDS
+    def run(self, fetches: Any, feeds: dict[Any, np.ndarray]) -> Any:
+        """Runs it, as long as the group may wait. Ctrl-C ends the wait.
+
+        Raises:
+            ConnectionError, TimeoutError: if a process is lost.
+        """
+        seconds = self._group.timeout_seconds
+        options = tf.compat.v1.RunOptions(timeout_in_ms=int(1e3 * (seconds + _GRACE_SECONDS)))
         try:
-            return _call(lambda: self._session.run(self._wires.outputs, feed_dict), seconds)
+            return _call(
+                lambda: self._session.run(fetches, feeds, options), seconds + 2 * _GRACE_SECONDS
+            )
         except (tf.errors.OpError, TimeoutError) as error:
             self._group._explain(error)
 
@@ -342,21 +256,19 @@ class _Sessions:
         leader = "chief" if cluster.chief is not None else "worker"
         self._config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         self._config.experimental.collective_group_leader = f"/job:{leader}/replica:0/task:0"
-        # A session would wait for all tasks, and ask all for their devices.
-        self._config.device_filters.append(f"/job:{job}/task:{index}")
-        self.device = f"/job:{job}/replica:0/task:{index}/device:CPU:0"
-        self._keys = 0
+        # A session would connect to all tasks, at their pace, and ask all for their devices.
+        self._alone = tf.compat.v1.ConfigProto()
+        self._alone.CopyFrom(self._config)
+        self._alone.device_filters.append(f"/job:{job}/task:{index}")
+        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
         tasks.check_port(cluster)
         self._server = tf.distribute.Server(
             cluster.cluster_spec(), job_name=job, task_index=index, config=self._config
         )
 
-    def open(self, graph: tf.Graph) -> Any:
-        return tf.compat.v1.Session(self._server.target, graph=graph, config=self._config)
-
-    def next_key(self) -> int:
-        self._keys += 1
-        return self._keys
+    def open(self, graph: tf.Graph, alone: bool) -> Any:
+        config = self._alone if alone else self._config
+        return tf.compat.v1.Session(self._server.target, graph=graph, config=config)
 
 
 _group: Group | None = None

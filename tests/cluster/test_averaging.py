@@ -16,16 +16,18 @@ SCRIPT = str(processes.helpers.ROOT / "tests/cluster/scripts/averaging.py")
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """What both workers wrote down, by way."""
-    folder = tmp_path_factory.mktemp("averaging")
-    launch = ("-m", "tf_dsgd.launch", "--workers", "2", "--spmd", "--prefix_chief", SCRIPT)
-    with processes.started(*launch, str(folder)) as process:
+    return run(tmp_path_factory.mktemp("averaging"), 2)
+
+
+def run(folder, number, *ways):
+    launch = ("-m", "tf_dsgd.launch", "--workers", str(number), "--spmd", "--prefix_chief")
+    with processes.started(*launch, SCRIPT, str(folder), *ways) as process:
         code, _ = process.wait(110.0)
     assert code == 0, process.text[-6000:]
     found = {}
-    for path in folder.glob("*.pickle"):
-        name, worker, _ = path.name.split(".")
-        found.setdefault(name, {})[int(worker)] = pickle.loads(path.read_bytes())
-    return {name: [workers[0], workers[1]] for name, workers in found.items()}
+    for path in sorted(folder.glob("*.pickle")):
+        found.setdefault(path.name.split(".")[0], []).append(pickle.loads(path.read_bytes()))
+    return found
 
 
 def twins(make, examples=28, epochs=1, period=3, parts=None):
@@ -54,33 +56,39 @@ def mean_weights(pair):
             weight.assign(mean)
 
 
-def test_sums_means_and_copies_of_every_type(outcome):
-    first, second = outcome["collective"]
-    a, b = ([np.asarray(x, np.float64) for x in o["arrays"]] for o in (first, second))
-    want = [
-        (a[0] + b[0]) / 2,
-        a[1] + b[1],
-        (a[2] + b[2]) / 2,
-        (a[3] + b[3]) / 2,
-        a[4] + b[4],
-        a[5],
-        a[6],
-        (a[7] + b[7]) / 2,
-        a[8],
-    ]
+def check_collectives(workers):
+    given = [[np.asarray(x, np.float64) for x in worker["arrays"]] for worker in workers]
+    hows = ["mean", "sum", "mean", "mean", "sum", "first", "first", "mean", "mean"]
+    ways = {"mean": lambda a: np.mean(a, 0), "sum": lambda a: np.sum(a, 0), "first": lambda a: a[0]}
+    want = [ways[how](each) for how, each in zip(hows, zip(*given, strict=True), strict=True)]
     tolerances = [1e-6, 1e-12, 1e-3, 1e-2, 0, 0, 0, 1e-6, 0]
-    for worker in (first, second):
+    first = workers[0]
+    for worker in workers:
         results = zip(worker["exchanged"], want, worker["arrays"], tolerances, strict=True)
-        for got, expected, given, tolerance in results:
-            assert got.dtype == given.dtype and got.shape == given.shape
+        for got, expected, array, tolerance in results:
+            assert got.dtype == array.dtype and got.shape == array.shape
             np.testing.assert_allclose(
                 got.astype(np.float64), expected, rtol=tolerance, atol=tolerance
             )
+        for got, same in zip(worker["exchanged"], first["exchanged"], strict=True):
+            assert got.tobytes() == same.tobytes()  # bit for bit
         for got, expected in zip(worker["copied"], first["arrays"], strict=True):
             assert got.dtype == expected.dtype
             np.testing.assert_array_equal(got, expected)
-        assert worker["met"].tolist() == [[0, 5], [1, 5]]
-        assert worker["texts"] == ["ä", "ä" * 21]
+        assert worker["met"].tolist() == [[k, 5] for k in range(len(workers))]
+        assert worker["texts"] == ["ä" * (1 + 20 * k) for k in range(len(workers))]
+
+
+def test_sums_means_and_copies_of_every_type(outcome):
+    check_collectives(outcome["collective"])
+
+
+def test_three_workers_which_add_up_a_part_each(tmp_path):
+    outcome = run(tmp_path, 3, "collective", "averages_of_many")
+    check_collectives(outcome["collective"])
+    for worker in outcome["averages_of_many"]:
+        # In each of 50 rounds worker k adds k + 1 to weights of which all then have the mean.
+        np.testing.assert_array_equal(worker["weights"], np.full(9000, 50 * 2.0, "float32"))
 
 
 def test_averaging_every_step_is_synchronous_sgd(outcome):

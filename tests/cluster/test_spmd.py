@@ -153,11 +153,11 @@ except KeyboardInterrupt:
 def launched(tmp_path, script, *options, arguments=()):
     path = tmp_path / "train.py"
     path.write_text(script)
-    return processes.started(*FILE, "--spmd", *options, str(path), *arguments)
+    return processes.started(*FILE, "--spmd", "--prefix_chief", *options, str(path), *arguments)
 
 
 def test_every_worker_runs_the_script(tmp_path):
-    options = ("--workers", "3", "--prefix_chief", "--threads_per_worker", "2")
+    options = ("--workers", "3", "--threads_per_worker", "2")
     with launched(tmp_path, TALK, *options, arguments=["--lr", "1"]) as process:
         told = {}
         for _ in range(3):

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 from tf_dsgd.callbacks.averaged_state import assign, spec, values
-from tf_dsgd.collectives import Exchange, Group, Spec
+from tf_dsgd.collectives import Group
+from tf_dsgd.exchange import Spec, exchange
 
 
 class JointLogs:
@@ -26,7 +27,6 @@ class JointLogs:
     def __init__(self, model: keras.Model, group: Group):
         self._model = model
         self._group = group
-        self._exchange: tuple[list[Spec], Exchange] | None = None
 
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
@@ -37,16 +37,14 @@ class JointLogs:
         """Adds up the metrics' states, in place, and gives their results."""
         variables = self._model.metrics_variables
         specs = [spec(v, _how(v)) for v in variables]
-        if self._exchange is None or self._exchange[0] != specs:  # metrics are built late
-            self._exchange = specs, self._group.exchange(specs)
-        assign(variables, self._exchange[1](values(variables)))
+        assign(variables, exchange(self._group, specs)(values(variables)))
         return {name: _plain(value) for name, value in self._model.get_metrics_result().items()}
 
     def mean(self, logs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """The means of other numbers in the logs."""
         arrays = [np.asarray(logs[name], np.float64) for name in names]
-        exchange = self._group.exchange([Spec(a.shape, "float64", "mean") for a in arrays])
-        means = exchange(arrays)
+        specs = [Spec(a.shape, "float64", "mean") for a in arrays]
+        means = exchange(self._group, specs)(arrays)
         return {name: _plain(value) for name, value in zip(names, means, strict=True)}
 
 

@@ -29,7 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.collectives import Group, How, Spec
+from tf_dsgd.collectives import Group
+from tf_dsgd.exchange import How, Spec, exchange
 
 POLICIES = ("average", "local", "reset")
 
@@ -71,7 +72,7 @@ class ModelState:
             *self._weights,
             *(variable for kind, variable in self._kinds if kind in averaged),
         ]
-        self._exchange = group.exchange([spec(v, "mean") for v in self._averaged])
+        self._exchange = exchange(group, [spec(v, "mean") for v in self._averaged])
 
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
@@ -94,9 +95,13 @@ class ModelState:
         if self._reset is not None:
             self._reset()
 
+    def offer(self) -> None:
+        """Gives away what is to be averaged; then all meet, and `average`."""
+        self._exchange.offer(values(self._averaged))
+
     def average(self) -> None:
-        """Averages, and applies the policy."""
-        assign(self._averaged, self._exchange(values(self._averaged)))
+        """Averages what all have offered, and applies the policy."""
+        assign(self._averaged, self._exchange.take())
         if self._reset is not None:
             self._reset()
 

@@ -214,6 +214,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
             return
         if self._of != self._identity(model, optimizer):
             self._open(_CALLED, model, optimizer)
+        self._running().offer()
         self._meet(_CALLED)
         self._running().average()
         self._averages += 1
@@ -239,6 +240,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
             return
         self._at.step = self._at.first_step + batch + 1
         if self._at.step >= self._at.due:
+            self._running().offer()
             self._meet(_AVERAGE)
             self._average()
 
@@ -323,8 +325,11 @@ class PeriodicAveraging(keras.callbacks.Callback):
         """The end of an epoch's training: joint logs, and the average that validation sees."""
         if self._logs is None:
             return
+        due = self._at.step > self._at.latest
+        if due:
+            self._running().offer()
         self._meet(_TRAINED, self._logs.describe())
-        if self._at.step > self._at.latest:
+        if due:
             self._average()
         self._running().end_steps()
         self._at.trained = self._logs.results()

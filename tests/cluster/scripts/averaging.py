@@ -1,6 +1,7 @@
 """A worker of several: trains in many ways, one after the other, and writes down what came of it.
 
-Usage: averaging.py FOLDER. For each way a file NAME.WORKER.pickle. All workers run the same list.
+Usage: averaging.py FOLDER [WAY ...]. For each way a file NAME.WORKER.pickle. All workers run the
+same list.
 """
 
 import pickle
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests.cluster import spmd_models as models
-from tf_dsgd import collectives
+from tf_dsgd import collectives, exchange
 
 WAYS = {}
 averaged = tf_dsgd.callbacks.PeriodicAveraging
@@ -60,16 +61,28 @@ def collective():
         np.zeros((0, 3), "float32"),
     ]
     hows = ["mean", "sum", "mean", "mean", "sum", "first", "first", "mean", "mean"]
-    specs = [collectives.Spec(a.shape, a.dtype, how) for a, how in zip(arrays, hows, strict=True)]
-    exchange = group.exchange(specs)
-    exchange(arrays[::1])
+    specs = [exchange.Spec(a.shape, a.dtype, how) for a, how in zip(arrays, hows, strict=True)]
+    joined = exchange.exchange(group, specs)
+    joined([np.ones_like(a) for a in arrays])  # and then in the other place
     return {
         "arrays": arrays,
-        "exchanged": exchange(arrays),
+        "exchanged": joined(arrays),
         "copied": group.broadcast(arrays),
         "met": group.meet(ME, 5),
         "texts": group.texts("ä" * (1 + 20 * ME)),
     }
+
+
+@way
+def averages_of_many():
+    """One after the other as fast as may be, so that a slow reader would see the next values."""
+    model = keras.Sequential([keras.Input((9,)), keras.layers.Dense(1000, use_bias=False)])
+    model.weights[0].assign(np.zeros((9, 1000)))
+    callback = averaged()
+    for _ in range(50):
+        model.weights[0].assign_add(np.full((9, 1000), ME + 1.0))
+        callback.average(model)
+    return {"weights": weights(model)[0].ravel()}
 
 
 @way
@@ -257,6 +270,7 @@ def saved():
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    for name, function in WAYS.items():
+    for name in sys.argv[2:] or WAYS:
+        function = WAYS[name]
         (folder / f"{name}.{ME}.pickle").write_bytes(pickle.dumps(function()))
         print("DONE", name, flush=True)
