@@ -97,7 +97,7 @@ class Exchange:
             program.run(wires.store, dict(zip(wires.fed, slices, strict=True)))
 
     def take(self) -> list[np.ndarray]:
-        """The results, once all have offered and met, in memory that `offer` uses again."""
+        """The results, once all have offered and met, in memory that later calls use again."""
         if self._shared:
             program = self._program()
             wires = program.wires[self._turn]
@@ -107,10 +107,9 @@ class Exchange:
                 self._group.meet()
                 results |= program.run(wires.shares, {})
             for k, slices in results.items():
-                for (start, stop), values in zip(self._lanes[k].slices, slices, strict=True):
-                    self._lanes[k].flat[start:stop] = values
+                self._lanes[k].receive(slices)
         return [
-            lane.flat[start : start + math.prod(spec.shape)]
+            lane.result[start : start + math.prod(spec.shape)]
             .reshape(spec.shape)
             .astype(spec.dtype, copy=False)
             for spec, (lane, start) in zip(self._specs, self._places, strict=True)
@@ -189,11 +188,19 @@ class _Lane:
 
     def make(self, processes: int) -> None:
         """The memory, and the slices that a process adds up: all, or one for each process."""
-        self.flat = np.zeros(self.size, self.dtype)
+        self.flat = self.result = np.zeros(self.size, self.dtype)
         self.split = processes > 2 and self.size >= _SMALL
         pieces = processes if self.split else 1
         bounds = [self.size * k // pieces for k in range(pieces + 1)]
         self.slices = list(itertools.pairwise(bounds))
+
+    def receive(self, results: Sequence[np.ndarray]) -> None:
+        """Takes the results of the slices."""
+        if len(results) == 1:
+            (self.result,) = results
+            return
+        for (start, stop), values in zip(self.slices, results, strict=True):
+            self.flat[start:stop] = values
 
 
 def _place(lanes: dict[tuple[str, str], _Lane], spec: Spec) -> tuple[_Lane, int]:

@@ -332,3 +332,11 @@ def test_a_checkpoint_that_worker_0_loads_reaches_all(outcome):
     assert any(
         np.abs(a - b).max() > 1e-6 for a, b in zip(first["before"], second["before"], strict=True)
     )
+
+
+@pytest.mark.parametrize("policy", ["average", "reset"])
+def test_a_run_that_is_resumed_equals_one_that_was_not_ended(outcome, policy):
+    for worker in outcome["resumed"]:
+        whole, shorter, resumed = worker[policy]
+        helpers.assert_close(resumed, whole, 1e-6)
+        assert np.abs(shorter[0] - whole[0]).max() > 1e-3

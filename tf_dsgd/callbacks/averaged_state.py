@@ -231,8 +231,8 @@ def spec(variable: Any, how: str) -> Spec:
 
 
 def values(variables: Iterable[Any]) -> list[np.ndarray]:
-    """The variables' values."""
-    return [keras.ops.convert_to_numpy(variable) for variable in variables]
+    """The variables' values, to be read at once: on a CPU they are the variables' own memory."""
+    return [np.asarray(tf.convert_to_tensor(variable.value)) for variable in variables]
 
 
 def assign(variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:

@@ -268,6 +268,28 @@ def saved():
     }
 
 
+@way
+def resumed():
+    """Three epochs at once, and two, and one more by a new model, from each worker's backup."""
+    found = {}
+    for policy in ("average", "reset"):
+        folder = str(Path(sys.argv[1]) / f"backup_{policy}_{ME}")
+        models_made = []
+        for seed, epochs, backup in ((0, 3, False), (0, 2, True), (5, 3, True)):
+            model = models.linear(models.adam(), seed=seed)
+            more = (
+                [keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)]
+                if backup
+                else []
+            )
+            fit(model, averaged(3, optimizer_state=policy), epochs=epochs, more=more)
+            models_made.append(
+                [*weights(model), *(v.numpy() for v in model.optimizer.variables if v.shape)]
+            )
+        found[policy] = models_made
+    return found
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for name in sys.argv[2:] or WAYS:
