@@ -185,6 +185,10 @@ def test_a_reset_does_not_break_an_accumulation_of_gradients(alone):
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(use_ema=True)),
             "use_ema=True of SGD",
         ),
+        (
+            lambda: keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD()),
+            "does not work with MultiOptimizer",
+        ),
         (lambda: NoConfig(0.1), "make another NoConfig from its get_config(), which fails"),
     ],
 )
@@ -233,6 +237,15 @@ def test_a_model_without_weights_is_refused(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(ValueError, match="which is not built"):
         PeriodicAveraging().start(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def test_a_model_under_a_strategy_is_refused(monkeypatch):
+    with tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2)).scope():
+        model = linear("sgd")
+    config = processes.tf_config("worker", 0, worker=["127.0.0.1:1", "127.0.0.1:2"])
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ValueError, match=r"under: DownpourStrategy\.$"):
+        PeriodicAveraging().start(model)
 
 
 def test_integers_have_no_mean(alone):

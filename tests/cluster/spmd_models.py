@@ -81,6 +81,11 @@ def adam():
     return keras.optimizers.Adam(halving(), epsilon=1e-3)
 
 
+def ema():
+    """Overwrites the weights by their average at every fourth step, and at the end."""
+    return keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4)
+
+
 def adagrad():
     return keras.optimizers.Adagrad(0.3)
 

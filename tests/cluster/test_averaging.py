@@ -118,12 +118,15 @@ def test_equal_data_is_one_process(outcome):
     model = models.curved(keras.optimizers.Adam(0.02))
     x, y = models.data(0, 28)
     history = model.fit(x, y, models.BATCH, 2, 0, shuffle=False).history
+    averaged = models.curved(models.ema())
+    averaged.fit(x, y, models.BATCH, 2, 0, shuffle=False)
     for worker in outcome["equal_data"]:
         for policy in ("average", "local"):
             got = worker[policy]
             helpers.assert_close(got["weights"], [w.numpy() for w in model.weights], 1e-6, policy)
             helpers.assert_close(got["history"]["loss"], history["loss"], 1e-6)
         helpers.assert_close(worker["scaled"]["weights"], [w.numpy() for w in model.weights], 1e-5)
+        helpers.assert_close(worker["ema"]["weights"], [w.numpy() for w in averaged.weights], 1e-6)
         assert worker["scaled"]["scale"] == 4.0 * 2**2  # doubled at 5 and 10 of 14 steps
 
 

@@ -16,6 +16,7 @@ from tf_dsgd import collectives
 from tf_dsgd.callbacks.averaged_logs import JointLogs, is_number
 from tf_dsgd.callbacks.averaged_state import POLICIES, ModelState
 from tf_dsgd.cluster import integer
+from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.
 _PLACES = (
@@ -104,9 +105,9 @@ class PeriodicAveraging(keras.callbacks.Callback):
             longest thing that one does alone, such as writing a checkpoint, or starting.
 
     Raises:
-        ValueError: for a wrong argument or TF_CONFIG; for `"reset"` under an optimizer with
-            `use_ema`; in all processes, naming them, if their models, optimizers, arguments or
-            numbers of mini-batches differ.
+        ValueError: for a wrong argument or TF_CONFIG; for a model under a strategy; for `"reset"`
+            under an optimizer with `use_ema`; in all processes, naming them, if their models,
+            optimizers, arguments or numbers of mini-batches differ.
         ConnectionError, TimeoutError: if a worker is lost.
 
     Deviations from the paper: averages at the ends of epochs, as said; slots of the optimizer,
@@ -197,6 +198,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
             optimizer: what trains it; by default the compiled one, if there is one. Its state is
                 copied, and averaged by policy.
         """
+        self._at = _Progress()
         self._open(_BEGIN, model, optimizer)
         if self._group is not None:
             self._running().copy_first()
@@ -218,6 +220,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._meet(_CALLED)
         self._running().average()
         self._averages += 1
+        self._the_group().meet()  # or a process that now ends takes away what others still read
 
     # -- called by `fit` --------------------------------------------------------------------
 
@@ -295,6 +298,13 @@ class PeriodicAveraging(keras.callbacks.Callback):
             raise ValueError(
                 f"PeriodicAveraging needs a model that has its weights. Received: {model.name}, "
                 "which is not built. Call it on a batch, or model.build(input_shape), before."
+            )
+        strategy = model.distribute_strategy
+        if isinstance(strategy, DistributedStrategy) or strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "PeriodicAveraging averages models of which each process has one, made outside of "
+                "any strategy's scope; with several GPUs start a process for each. Received a "
+                f"model under: {type(strategy).__name__}."
             )
         identity = self._identity(model, optimizer)
         if self._of != identity:

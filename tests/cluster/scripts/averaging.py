@@ -111,6 +111,9 @@ def equal_data():
     scaled.build(model.trainable_variables)
     fit(model, averaged(3), epochs=2, worker=0)
     found["scaled"] = {"weights": weights(model), "scale": float(scaled.dynamic_scale)}
+    model = models.curved(models.ema())
+    fit(model, averaged(3), epochs=2, worker=0)
+    found["ema"] = {"weights": weights(model)}
     return found
 
 
