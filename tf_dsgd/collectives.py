@@ -26,6 +26,7 @@ from tf_dsgd import tasks
 _GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
 _PROBE_SECONDS = 2.0
+_ENDING_SECONDS = 5.0
 _GRACE_SECONDS = 10.0  # beyond TensorFlow's own limit of time
 
 
@@ -103,11 +104,12 @@ class Group:
     # -- for what is built on it --------------------------------------------------------------
 
     def program(self, key: Any, build: Callable[[], Any], *, alone: bool = True) -> Program:
-        """A graph that is built once. All processes build theirs in the same order.
+        """A graph that is built once.
 
         Args:
             key: equal keys are for equal graphs.
-            build: adds operations to the open graph, on this process's device, and returns them.
+            build: adds operations to the open graph, on this process's device, and returns them. If
+                it takes keys, all processes must build their graphs in the same order.
             alone: whether no operation is on another process's device.
         """
         if self._lost is not None:
@@ -118,7 +120,7 @@ class Group:
         return self._programs[key]
 
     def next_key(self) -> int:
-        """A number that no operation or variable has yet, equal in all processes."""
+        """A number that no collective operation has yet, equal in all processes."""
         self._keys += 1
         return self._keys
 
@@ -179,8 +181,7 @@ class Group:
                     )
                 )
             time.sleep(0.05)  # nothing tells when a port opens
-            address = [rank for rank in absent if not tasks.reachable(self._address(rank), 1.0)]
-            absent = address
+            absent = [rank for rank in absent if not tasks.reachable(self._address(rank), 1.0)]
 
     @property
     def _me(self) -> str:
@@ -193,7 +194,14 @@ class Group:
 
     def _explain(self, error: Exception) -> NoReturn:
         """Raises what went wrong in words, with the names of the processes that do not answer."""
+        late = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))
         silent = self._silent(_PROBE_SECONDS)
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while not (silent or late) and time.monotonic() < deadline:
+            time.sleep(
+                0.05
+            )  # a process that ends may have its port for longer than its connections
+            silent = self._silent(_PROBE_SECONDS)
         after = (
             "The processes train one model together, so all must be started again; "
             "keras.callbacks.BackupAndRestore lets them go on from their last epoch."
@@ -202,7 +210,7 @@ class Group:
             who = _and(self.names[rank] for rank in silent)
             message = f"{who} ended or cannot be reached, while {self._me} waited. "
             self._fail(ConnectionError(message + after), error)
-        if isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError)):
+        if late:
             others = [name for rank, name in enumerate(self.names) if rank != self.rank]
             message = (
                 f"{self._me.capitalize()} waited {self.timeout_seconds:g} s, and "
@@ -212,7 +220,9 @@ class Group:
                 "of them a timeout_seconds above it. "
             )
             self._fail(TimeoutError(message + after), error)
-        reason = getattr(error, "message", str(error)).split("\n")[0]
+        lines = [line for line in str(error).split("\n") if line.strip()]
+        where = [k for k, line in enumerate(lines[:-1]) if line.startswith("From /job:")]
+        reason = lines[where[0] + 1] if where else lines[0]
         message = f"The connection of {self._me} broke while it waited: {reason} "
         self._fail(ConnectionError(message + after), error)
 

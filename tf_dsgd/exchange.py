@@ -9,6 +9,7 @@ sends and receives 2 (M - 1) / M times the bytes of its arrays, as in a ring).
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ class Exchange:
             lane.make(group.size)
         self._shared = group.size > 1 and bool(self._lanes)
         self._turn = 0
+        self._digest = hashlib.blake2b(repr(self._specs).encode(), digest_size=8).hexdigest()
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results, in memory that later calls use again.
@@ -117,17 +119,21 @@ class Exchange:
 
     def _program(self) -> Program:
         key = ("exchange", tuple(self._specs))
-        return self._group.program(key, lambda: [self._wires(), self._wires()], alone=False)
+        return self._group.program(key, lambda: [self._wires(t) for t in (0, 1)], alone=False)
 
-    def _wires(self) -> _Wires:
-        """The operations of one turn."""
+    def _wires(self, turn: int) -> _Wires:
+        """The operations of one turn.
+
+        What is built here takes no key of the group: a process may be here alone, when the others
+        are elsewhere, which their meeting then shows.
+        """
         group = self._group
         ranks = range(group.size)
         fed, store, share = [], [], []
         whole: dict[int, list[Any]] = {}
         shares: dict[int, list[Any]] = {}
         for k, lane in enumerate(self._lanes):
-            key = group.next_key()
+            key = f"{self._digest}/{turn}/{k}"
             totals = []
             for number, (start, stop) in enumerate(lane.slices):
                 cells = [

@@ -312,6 +312,7 @@ def test_early_stopping_stops_all_at_once(outcome):
         ("validation", ["epoch's validation, step 7", "end of an epoch, step 7"]),
         ("metrics", ['"nothing more"', "metric"]),
         ("average", ["is in average(model)", "begins to train"]),
+        ("start", ["is in average(model); worker 1", "begins to train. Each"]),
     ],
 )
 def test_differences_are_named_by_all(outcome, what, words):
@@ -325,6 +326,8 @@ def test_differences_are_named_by_all(outcome, what, words):
 def test_training_goes_on_after_such_an_error(outcome):
     first, second = outcome["differences"]
     helpers.assert_close(first["weights"], second["weights"], 0.0)
+    for worker in (first, second):
+        np.testing.assert_array_equal(worker["fresh"], np.full((7, 2), 0.5))
 
 
 def test_a_checkpoint_that_worker_0_loads_reaches_all(outcome):

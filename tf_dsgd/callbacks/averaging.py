@@ -93,9 +93,9 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
     Args:
         average_every: mini-batches of a worker between averages, counted from the latest; at least
-            1. Or a callable from the steps done at the latest average to the number of steps
-            until the next, such as `lambda step: 1 if step < 500 else 16` (post-local SGD). The end
-            of an epoch averages in any case.
+            1. Or a callable from the steps that `fit` had done at the latest average to the number
+            of steps until the next, such as `lambda step: 1 if step < 500 else 16` (post-local
+            SGD). The end of an epoch averages in any case.
         optimizer_state: what becomes of momentum and the like. `"average"`: averaged with the
             weights. `"local"`: each process keeps its own. `"reset"`: at every average as when the
             optimizer was made (Adagrad's accumulators begin at 0.1, not 0), and bias correction

@@ -241,8 +241,14 @@ def differences():
     found["average"] = error_of(
         lambda: averaged().average(model) if ME else fit(model, averaged(), epochs=2)
     )
+    fresh = keras.Sequential([keras.Input((7,)), keras.layers.Dense(2)])
+    callback = averaged()
+    callback.start(fresh)
+    found["start"] = error_of(lambda: (callback.start if ME else callback.average)(fresh))
+    fresh.weights[0].assign(np.full((7, 2), ME))
+    callback.average(fresh)
     fit(model, averaged())
-    return {"errors": found, "weights": weights(model)}
+    return {"errors": found, "weights": weights(model), "fresh": weights(fresh)[0]}
 
 
 def endless(model, steps):
