@@ -7,7 +7,7 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -177,6 +177,53 @@ def follow_steps(optimizer: keras.optimizers.Optimizer, steps: tf.Variable) -> N
     schedule = getattr(optimizer, "_learning_rate", None)
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         optimizer.__dict__["_get_current_learning_rate"] = lambda: schedule(steps)
+
+
+def shift_schedules(optimizer: keras.optimizers.Optimizer, offset: tf.Variable) -> bool:
+    """Makes an optimizer's learning-rate schedule follow `iterations + offset`; whether it has one.
+
+    For when `iterations` begins anew, as bias correction then needs, while the schedule goes on.
+    See `follow_steps` for how. A step that is traced already keeps what it was traced with.
+    """
+    schedule = getattr(optimizer, "_learning_rate", None)
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return False
+    count = optimizer._iterations
+    optimizer.__dict__["_get_current_learning_rate"] = lambda: schedule(
+        count + tf.cast(offset, count.dtype)
+    )
+    return True
+
+
+def optimizer_variables(
+    optimizer: keras.optimizers.Optimizer,
+) -> list[tuple[str, keras.Variable]]:
+    """All variables of an optimizer, and of those inside it, each with its kind.
+
+    "count" (`_iterations`), "rate", "scale" (what `LossScaleOptimizer` itself has), "average" (EMA,
+    `_model_variables_moving_average`), "accumulator" (`_accumulated_gradients`), and "slot", which
+    is all else, with the scalars that some make past `add_variable` (Nadam's `_u_product`).
+    """
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    inner = [each for each in inner if each is not None]
+    found: dict[int, tuple[str, keras.Variable]] = {}
+
+    def add(kind: str, variables: Iterable[Any]) -> None:
+        for variable in variables:
+            if isinstance(variable, keras.Variable):
+                found.setdefault(id(variable), (kind, variable))
+
+    for each in inner:
+        for kind, variable in optimizer_variables(each):
+            add(kind, [variable])
+    add("count", [optimizer._iterations])
+    add("rate", [optimizer._learning_rate])
+    add("average", getattr(optimizer, "_model_variables_moving_average", None) or [])
+    add("accumulator", getattr(optimizer, "_accumulated_gradients", None) or [])
+    rest = "scale" if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else "slot"
+    add(rest, optimizer.variables)
+    add(rest, [value for value in vars(optimizer).values() if isinstance(value, keras.Variable)])
+    return list(found.values())
 
 
 def iterations_variable(optimizer: keras.optimizers.Optimizer) -> tf.Variable:

@@ -3,6 +3,10 @@
 Starts worker and ps processes (`tf_dsgd.serve`) on ports of 127.0.0.1, then the script as the
 chief, each with its TF_CONFIG. Ends them all when the script ends, with the script's exit code.
 
+With `--spmd` there is no chief and no ps: every worker runs the script, as
+`tf_dsgd.callbacks.PeriodicAveraging` needs it. Ends with the first exit code that is not 0; the
+other workers then have a few seconds to say what they miss.
+
 If the launcher itself is killed, Linux kills the processes it started. On other systems the worker
 and ps processes end by themselves, as a pipe that they watch closes; the script does not.
 """
@@ -29,6 +33,8 @@ from typing import IO, Any, TextIO
 # not need.
 THREADS = "TF_DSGD_THREADS"
 PARENT_FD = "TF_DSGD_PARENT_FD"
+
+_INTRA_OP = "TF_NUM_INTRAOP_THREADS"
 
 INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 STOP_SECONDS = 5.0
@@ -75,10 +81,11 @@ class _Launcher:
     All in the main thread: Linux ties a child's life to the thread that made it.
     """
 
-    def __init__(self, chief: _Task, servers: Sequence[_Task], prefix_chief: bool):
-        self._chief = chief
+    def __init__(self, scripts: Sequence[_Task], servers: Sequence[_Task], prefix_first: bool):
+        self._scripts = list(scripts)  # the chief; or all workers, where each runs the script
         self._servers = list(servers)
-        self._prefix_chief = prefix_chief
+        self._prefix_first = prefix_first
+        self._code: int | None = None  # of the first script that failed
         self._mutex = threading.Lock()
         self._told: int | None = None  # the signal that ends the launcher
         self._lifeline, self._held = os.pipe()  # closes when this process ends
@@ -87,14 +94,14 @@ class _Launcher:
         """The exit code."""
         with _wakeups() as signals:
             try:
-                for task in [*self._servers, self._chief]:
+                for task in [*self._servers, *self._scripts]:
                     self._start(task)
                 self._watch(signals)
             finally:
                 self._end()
-        code = 1 if self._chief.process is None else self._chief.process.returncode
         if self._told is not None:
             return 128 + self._told
+        code = self._code or 0
         return 128 - code if code < 0 else code  # as a shell tells of a signal
 
     def say(self, text: str) -> None:
@@ -102,8 +109,8 @@ class _Launcher:
         self._write(sys.stderr, f"[launch] {text}\n".encode())
 
     def _start(self, task: _Task) -> None:
-        is_chief = task is self._chief
-        piped = not is_chief or self._prefix_chief
+        is_script, is_first = task in self._scripts, task is self._scripts[0]
+        piped = not is_first or self._prefix_first
         command = [sys.executable, *task.command]
         if sys.platform == "linux":
             tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
@@ -111,19 +118,19 @@ class _Launcher:
         task.process = subprocess.Popen(
             command,
             env={**os.environ, **task.environment}
-            | ({} if is_chief else {PARENT_FD: str(self._lifeline)}),
-            pass_fds=() if is_chief else (self._lifeline,),
+            | ({} if is_script else {PARENT_FD: str(self._lifeline)}),
+            pass_fds=() if is_script else (self._lifeline,),
             # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
             process_group=0,
-            stdin=None if is_chief and not _terminal_input() else subprocess.DEVNULL,
+            stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
             stdout=subprocess.PIPE if piped else None,
-            stderr=(subprocess.PIPE if is_chief else subprocess.STDOUT) if piped else None,
+            stderr=(subprocess.PIPE if is_script else subprocess.STDOUT) if piped else None,
         )
         for source, sink in ((task.process.stdout, sys.stdout), (task.process.stderr, sys.stderr)):
             if source is not None:
                 reader = threading.Thread(
                     target=self._copy,
-                    args=(source, sink if is_chief else sys.stderr, f"[{task.name}] ".encode()),
+                    args=(source, sink if is_script else sys.stderr, f"[{task.name}] ".encode()),
                     daemon=True,
                 )
                 reader.start()
@@ -141,15 +148,20 @@ class _Launcher:
             sink.buffer.flush()
 
     def _watch(self, signals: int) -> None:
-        """Until the chief ends."""
+        """Until the scripts have ended, or a while after one of them failed."""
         deadline: float | None = None
-        while self._chief.process is not None and self._chief.process.poll() is None:
+        while running := self._running_scripts():
+            if self._code is not None and self._told is None and deadline is None:
+                # The others notice by themselves, and their words tell more than a signal.
+                deadline = time.monotonic() + STOP_SECONDS
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if left == 0.0 and self._told is None:
+                return
             if left == 0.0:
-                self.say(
-                    f"the script still ran after {signal.Signals(self._told or 0).name}: killed"
-                )
-                self._chief.send(signal.SIGKILL)
+                name = signal.Signals(self._told or 0).name
+                for task in running:
+                    self.say(f"{task.name} still ran after {name}: killed")
+                    task.send(signal.SIGKILL)
                 deadline = left = None
             for number in _received(signals, left):
                 if number == signal.SIGCHLD:
@@ -157,9 +169,23 @@ class _Launcher:
                 elif self._told is None:
                     self._told = number
                     deadline = time.monotonic() + INTERRUPT_SECONDS
-                    self._chief.send(number)
+                    for task in running:
+                        task.send(number)
                 else:
                     deadline = time.monotonic()  # the second Ctrl-C
+
+    def _running_scripts(self) -> list[_Task]:
+        """Notes the first exit code that is not 0."""
+        running = []
+        for task in self._scripts:
+            code = _process(task).poll()
+            if code is None:
+                running.append(task)
+            elif code and self._code is None:
+                self._code = code
+                if len(self._scripts) > 1 and self._told is None:
+                    self.say(f"{task.name} (pid {_process(task).pid}) {_ending(code)}")
+        return running
 
     def _look_after_servers(self) -> None:
         """Reports those that ended; starts workers again that may be."""
@@ -178,7 +204,7 @@ class _Launcher:
 
     def _end(self) -> None:
         """Ends what still runs, first kindly."""
-        tasks = [self._chief, *self._servers]
+        tasks = [*self._scripts, *self._servers]
         running = [t for t in tasks if t.process is not None]
         for task in running:
             task.send(signal.SIGTERM)
@@ -272,17 +298,29 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _environment(cluster: dict[str, Any], job: str, index: int) -> dict[str, str]:
+    config = {"cluster": cluster, "task": {"type": job, "index": index}}
+    kept = {name: os.environ.get(name, size) for name, size in _KEEP_MEMORY.items()}
+    return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **kept}
+
+
+def _threads(options: argparse.Namespace) -> str:
+    return str(options.threads_per_worker or max(1, _cores() // options.workers))
+
+
+def _script(options: argparse.Namespace) -> list[str]:
+    return [*(["-m"] if options.module else []), options.script, *options.args]
+
+
+def _own_gpu(gpus: Sequence[str], worker: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if gpus else {}
+
+
 def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task, list[_Task]]:
     """The chief and the servers, ready to start."""
     chief, workers = addresses[0], addresses[1 : 1 + options.workers]
     cluster = {"chief": [chief], "worker": workers, "ps": addresses[1 + options.workers :]}
     gpus = _gpus()
-    threads = options.threads_per_worker or max(1, _cores() // options.workers)
-
-    def environment(job: str, index: int) -> dict[str, str]:
-        config = {"cluster": cluster, "task": {"type": job, "index": index}}
-        kept = {name: os.environ.get(name, size) for name, size in _KEEP_MEMORY.items()}
-        return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **kept}
 
     def server(job: str, index: int, restarts: int, **more: str) -> _Task:
         # TensorFlow's greetings of many processes hide what matters.
@@ -290,27 +328,40 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
         return _Task(
             f"{job} {index}",
             ["-u", "-m", "tf_dsgd.serve"],
-            environment(job, index) | quiet | more,
+            _environment(cluster, job, index) | quiet | more,
             restarts,
         )
 
     servers = [server("ps", s, 0, CUDA_VISIBLE_DEVICES="") for s in range(options.ps)]
     for m in range(options.workers):
-        own = {"CUDA_VISIBLE_DEVICES": gpus[m % len(gpus)]} if gpus else {}
-        servers.append(
-            server("worker", m, options.restart_workers, **{THREADS: str(threads)}, **own)
-        )
+        own = {THREADS: _threads(options), **_own_gpu(gpus, m)}
+        servers.append(server("worker", m, options.restart_workers, **own))
     unbuffered = ["-u"] if options.prefix_chief else []
-    script = ["-m", options.script] if options.module else [options.script]
-    return _Task("chief", unbuffered + script + options.args, environment("chief", 0)), servers
+    environment = _environment(cluster, "chief", 0)
+    return _Task("chief", unbuffered + _script(options), environment), servers
+
+
+def _equal_tasks(options: argparse.Namespace, addresses: Sequence[str]) -> list[_Task]:
+    """Workers that each run the script, ready to start."""
+    cluster = {"worker": list(addresses)}
+    gpus = _gpus()
+    # What TensorFlow takes for its default; a script may still set another number.
+    threads = {_INTRA_OP: os.environ.get(_INTRA_OP) or _threads(options)}
+    found = []
+    for m in range(options.workers):
+        unbuffered = ["-u"] if m or options.prefix_chief else []
+        own = _environment(cluster, "worker", m) | threads | _own_gpu(gpus, m)
+        found.append(_Task(f"worker {m}", unbuffered + _script(options), own))
+    return found
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tf_dsgd.launch",
         description=(
-            "Starts worker and ps processes on this machine and runs a script as their chief. Ends "
-            "with the script's exit code; 130 after Ctrl-C."
+            "Starts worker and ps processes on this machine and runs a script as their chief, or, "
+            "with --spmd, a script in every worker. Ends with the script's exit code; 130 after "
+            "Ctrl-C."
         ),
         allow_abbrev=False,
     )
@@ -327,7 +378,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     add = parser.add_argument
     add("--workers", type=at_least(1), required=True, help="number of worker processes")
-    add("--ps", type=at_least(1), default=1, help="number of ps processes (default 1)")
+    add("--ps", type=at_least(1), help="number of ps processes (default 1)")
+    add(
+        "--spmd",
+        action="store_true",
+        help="every worker runs the script; no chief and no ps (for callbacks.PeriodicAveraging)",
+    )
     add(
         "--threads_per_worker",
         type=at_least(1),
@@ -342,7 +398,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--prefix_chief",
         action="store_true",
-        help='print "[chief]" before the script\'s lines; Keras then shows no moving progress bar',
+        help=(
+            'print "[chief]", or "[worker 0]" with --spmd, before the script\'s lines, too; Keras '
+            "then shows no moving progress bar"
+        ),
     )
     add("-m", "--module", action="store_true", help='script is a module, as in "python -m"')
     add("script", help="the training script")
@@ -350,15 +409,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.module and not Path(options.script).exists():
         parser.error(f"there is no file {options.script!r}; for a module write -m {options.script}")
+    if options.spmd and options.ps is not None:
+        parser.error("--spmd starts no ps processes: leave --ps out, or --spmd")
+    if options.spmd and options.restart_workers:
+        parser.error("--spmd cannot start a worker again while others run: leave --restart_workers")
+    options.ps = 0 if options.spmd else options.ps or 1
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; returns the exit code."""
     options = _parse(arguments)
-    with _reserved_addresses(1 + options.workers + options.ps) as addresses:
-        chief, servers = _tasks(options, addresses)
-        return _Launcher(chief, servers, options.prefix_chief).run()
+    with _reserved_addresses(options.workers + (0 if options.spmd else 1 + options.ps)) as places:
+        if options.spmd:
+            return _Launcher(_equal_tasks(options, places), [], options.prefix_chief).run()
+        chief, servers = _tasks(options, places)
+        return _Launcher([chief], servers, options.prefix_chief).run()
 
 
 if __name__ == "__main__":

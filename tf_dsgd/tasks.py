@@ -91,7 +91,7 @@ class Tasks:
         return tf.train.ClusterSpec({job: tasks for job, tasks in named.items() if tasks})
 
 
-def from_tf_config(text: str | None = None) -> Tasks:
+def from_tf_config(text: str | None = None, *, ps: bool = True) -> Tasks:
     """The cluster that TF_CONFIG states.
 
     Addresses of a job may be a list, or a dict from index to address where some tasks are
@@ -99,6 +99,7 @@ def from_tf_config(text: str | None = None) -> Tasks:
 
     Args:
         text: the JSON text; by default the environment variable TF_CONFIG.
+        ps: whether the cluster is one with ps tasks, or one of equal processes without.
 
     Raises:
         ValueError: for whatever is wrong in it: what, where, and what to write instead.
@@ -128,7 +129,7 @@ def from_tf_config(text: str | None = None) -> Tasks:
         )
     if "cluster" not in config:
         raise ValueError(f'TF_CONFIG has no "cluster". Write it as in {_EXAMPLE}.')
-    jobs = _jobs(config["cluster"], 'TF_CONFIG["cluster"]')
+    jobs = _jobs(config["cluster"], 'TF_CONFIG["cluster"]', ps)
     if "task" not in config:
         raise ValueError(f'TF_CONFIG has no "task". Write it as in {_EXAMPLE}.')
     task = config["task"]
@@ -252,7 +253,7 @@ def remote_version(device: str) -> str | None:
         raise
 
 
-def _jobs(cluster: Any, where: str) -> dict[str, dict[int, str]]:
+def _jobs(cluster: Any, where: str, ps: bool = True) -> dict[str, dict[int, str]]:
     """The cluster's part of a configuration, checked."""
     if not isinstance(cluster, dict):
         raise ValueError(
@@ -274,11 +275,11 @@ def _jobs(cluster: Any, where: str) -> dict[str, dict[int, str]]:
         if job in jobs:
             raise ValueError(f'{where} has both "chief" and "master". Keep one of them.')
         jobs[job] = _addresses(addresses, f'{where}["{key}"]')
-    _check_jobs(jobs, where)
+    _check_jobs(jobs, where, ps)
     return {job: jobs[job] for job in JOBS if job in jobs}
 
 
-def _check_jobs(jobs: dict[str, dict[int, str]], where: str) -> None:
+def _check_jobs(jobs: dict[str, dict[int, str]], where: str, ps: bool) -> None:
     """Checks what concerns several tasks."""
     if len(jobs.get("chief", {})) > 1:
         raise ValueError(
@@ -294,7 +295,20 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str) -> None:
             f'{where} has no "worker" tasks. Add "worker": ["host:port", ...], one address per '
             "worker process."
         )
-    if "ps" not in jobs:
+    if not ps and "ps" in jobs:
+        raise ValueError(
+            f"{where} has ps tasks, but here every process trains a model of its own, and none "
+            'serves. Start the script by "python -m tf_dsgd.launch --spmd", or with a TF_CONFIG of '
+            "worker tasks alone; or use a strategy, such as tf_dsgd.DownpourStrategy()."
+        )
+    if not ps:
+        for job, tasks in jobs.items():
+            if list(tasks) != list(range(len(tasks))):
+                raise ValueError(
+                    f'{where}["{job}"] has the indices {_indices(tasks)}. Name all tasks, from 0 '
+                    "on: each takes part in every average."
+                )
+    if ps and "ps" not in jobs:
         alone = "chief" not in jobs
         raise ValueError(
             f"{where} has {'only' if alone else 'no ps tasks beside chief and'} worker tasks, but "

@@ -204,6 +204,24 @@ def test_mini_batches_of_a_cluster_count_when_applied():
 
 
 @pytest.mark.slow
+def test_spmd_averaging_prints_tables(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "spmd_averaging.py",
+        *("--repetitions", "1", "--epochs", "1", "--examples", "1280"),
+        *("--parameters", "3000", "--variables", "3", "--json", str(written)),
+    )
+    assert "| averaging every 20 |" in output
+    assert "its Python was not given (--tf_keras_python)" in output
+    assert "| bare all_reduce, 3 tensors |" in output
+    fit, large = (group["results"] for group in json.loads(written.read_text())["groups"])
+    # 20 mini-batches: an average at 20 or, with periods of 200, at the end of the epoch.
+    assert fit["averaging every 20"][0]["averages"] == 1
+    assert fit["two that train alone"][0]["averages"] == 0
+    assert large["average(model)"][0]["seconds"] > 0
+
+
+@pytest.mark.slow
 def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     output = run_benchmark(
         "cluster_throughput.py",

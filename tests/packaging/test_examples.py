@@ -123,6 +123,16 @@ def test_averaging_meets_as_often_as_it_says():
         assert float(error.rstrip("%")) < 90.0  # better than by chance
 
 
+@pytest.mark.alone
+def test_spmd_averaging_trains_one_model_in_two_processes():
+    output = run_example("spmd_averaging.py", "--epochs", "3", "--average_every", "8")
+    one, two = [line for line in output.splitlines() if "process(es)" in line]
+    # 1,437 images are 45 mini-batches of 32; half of them 23: averages at 8, 16 and 23.
+    assert one.startswith("1 process(es): 135 steps each, 0 averages")
+    assert two.startswith("2 process(es): 69 steps each, 9 averages")
+    assert number(r"accuracy ([\d.]+)", two) > 0.85
+
+
 @pytest.mark.slow
 def test_quickstart_reaches_the_promised_accuracy():
     output = run_example("quickstart.py")

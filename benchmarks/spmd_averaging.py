@@ -1,0 +1,130 @@
+"""Two equal processes whose models `PeriodicAveraging` averages, beside two that train alone.
+
+    python benchmarks/spmd_averaging.py --tf_keras_python peers/bin/python
+    python benchmarks/spmd_averaging.py --groups large --repetitions 3
+
+Group `throughput`: mini-batches per second of both processes, averaging every 20 and every 200
+steps, beside the same two processes without the callback, side by side; and beside tf_keras 2 on
+MultiWorkerMirroredStrategy, if an interpreter with it is given. Group `large`: the time of one
+average of a large model beside TensorFlow's bare `all_reduce`. All run under the same launcher.
+"""
+
+import argparse
+import signal
+import sys
+
+import runs
+from cluster_throughput import Contender, Results, interleaved, missing
+
+PROGRAM = "spmd_contenders.py"
+LAUNCHER = str(runs.HERE.parent / "tf_dsgd" / "launch.py")  # needs nothing of the package
+
+ALONE = "two that train alone"
+EVERY_20, EVERY_200 = "averaging every 20", "averaging every 200"
+MIRRORED = "tf_keras MultiWorkerMirroredStrategy"
+AIMS = {EVERY_20: 0.75, EVERY_200: 0.95}
+
+
+class Spmd(Contender):
+    """Two processes that each run the contender; worker 0 prints the result."""
+
+    def command(self) -> list[str]:
+        command = super().command()
+        return [command[0], "-P", LAUNCHER, "--workers", "2", "--spmd", *command[1:]]
+
+
+def contender(python: str = sys.executable, **spec) -> Spmd:
+    return Spmd(spec, python=python, program=PROGRAM)
+
+
+def run_throughput(options, record: dict) -> None:
+    common = {"examples": options.examples, "epochs": options.epochs}
+    contenders = {
+        EVERY_20: contender(kind="averaging", period=20, **common),
+        ALONE: contender(kind="alone", **common),
+        EVERY_200: contender(kind="averaging", period=200, **common),
+    }
+    reason = missing(options.tf_keras_python, "tf_keras")
+    if reason is None:
+        contenders[MIRRORED] = contender(options.tf_keras_python, kind="mirrored", **common)
+    results = interleaved(contenders, options.repetitions)
+    title = "MLP 784-512-512-10, batch 64, SGD(0.01): two processes"
+    record["groups"].append({"title": title, "results": results})
+    print(f"\n### {title}\n\n{throughput_table(results)}", flush=True)
+    if reason is not None:
+        print(f"\nLeft out: {MIRRORED}: {reason} (--tf_keras_python).", flush=True)
+
+
+def throughput_table(results: Results) -> str:
+    rows = []
+    for name, outcomes in results.items():
+        speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
+        ratio = runs.spread(runs.ratios(results, name, ALONE), 2)
+        aim = f"at least {AIMS[name]}" if name in AIMS else ""
+        peer = ""
+        if MIRRORED in results and name != MIRRORED:
+            peer = runs.spread(runs.ratios(results, name, MIRRORED), 2)
+        rows.append([name, speeds, ratio, aim, peer])
+    header = ["", "mini-batches/s", f"beside {ALONE}", "aim", "beside tf_keras"]
+    return runs.table(header, rows)
+
+
+def run_large(options, record: dict) -> None:
+    size = {"parameters": options.parameters, "variables": options.variables}
+    contenders = {
+        "average(model)": contender(kind="large", **size),
+        "bare": contender(kind="bare", **size),
+    }
+    results = interleaved(contenders, options.repetitions)
+    title = (
+        f"{options.parameters / 1e6:g} million parameters in {options.variables} variables, two "
+        "processes"
+    )
+    record["groups"].append({"title": title, "results": results})
+    ours = [outcome["seconds"] for outcome in results["average(model)"]]
+    rows = []
+    for name, seconds in {
+        "average(model)": ours,
+        "bare all_reduce, one tensor": [outcome["seconds"] for outcome in results["bare"]],
+        f"bare all_reduce, {options.variables} tensors": [
+            outcome["seconds_many"] for outcome in results["bare"]
+        ],
+    }.items():
+        ratio = [mine / each for mine, each in zip(ours, seconds, strict=True)]
+        rows.append([name, runs.spread([1e3 * s for s in seconds], 0), runs.spread(ratio, 2)])
+    print(
+        f"\n### {title}\n\n{runs.table(['', 'ms', 'average(model) beside it'], rows)}", flush=True
+    )
+
+
+GROUPS = {"throughput": run_throughput, "large": run_large}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--groups", default="throughput,large", help=f"of {', '.join(GROUPS)}, with commas")
+    add("--tf_keras_python", help="interpreter of an environment with tensorflow and tf_keras")
+    add("--repetitions", type=int, default=5)
+    add("--epochs", type=int, default=5, help="timed ones, after one that is not")
+    add("--examples", type=int, default=12_800, help="of each process")
+    add("--parameters", type=int, default=25_000_000)
+    add("--variables", type=int, default=150)
+    add("--json", help="where to write all single runs")
+    options = parser.parse_args()
+    names = options.groups.split(",")
+    unknown = sorted(set(names) - set(GROUPS))
+    if unknown:
+        parser.error(f"--groups: no such group: {unknown}; there are {sorted(GROUPS)}")
+
+    # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    record = {**runs.provenance(), "groups": []}
+    print(runs.heading(record), flush=True)
+    for name in names:
+        GROUPS[name](options, record)
+        runs.write_json(options.json, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Models and data of the tests with equal processes: made alike in these and in the test."""
+
+import keras
+import numpy as np
+
+BATCH, FEATURES = 4, 3
+
+
+def data(worker, examples, seed=0):
+    """A worker's own part; all parts together are its rows of the joint data."""
+    random = np.random.default_rng(100 * seed + worker)
+    x = random.standard_normal((examples, FEATURES)).astype("float32")
+    noise = random.standard_normal((examples, 1))
+    return x, (x @ np.array([[1.0], [-2.0], [0.5]]) + 0.3 * noise + worker).astype("float32")
+
+
+def joint(parts):
+    """The joint mini-batches: each is the workers' mini-batches one after the other."""
+    arrays = []
+    for kind in zip(*parts, strict=True):
+        batches = [array.reshape(-1, BATCH, *array.shape[1:]) for array in kind]
+        arrays.append(np.stack(batches, 1).reshape(-1, *kind[0].shape[1:]))
+    return arrays
+
+
+def linear(optimizer, seed=0):
+    """One layer, whose gradient a test computes by hand."""
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def curved(optimizer, seed=0):
+    """Two layers."""
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+    model.compile(optimizer, "mse", metrics=["mae", keras.metrics.R2Score()])
+    return model
+
+
+class Counted(keras.layers.Layer):
+    """Counts its calls in training, in an integer, and keeps what it was told in a bool."""
+
+    def __init__(self, start, **kwargs):
+        super().__init__(**kwargs)
+        self.calls = self.add_weight(
+            shape=(2,), dtype="int32", trainable=False, initializer=keras.initializers.Zeros()
+        )
+        self.calls.assign([start, 0])
+        self.told = self.add_weight(dtype="bool", trainable=False, initializer="zeros")
+        self.told.assign(start == 0)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.calls.assign_add([1, 1])
+        return inputs
+
+
+def normalised(worker, seed=0):
+    """With moving statistics, dropout, and weights that have no mean."""
+    keras.utils.set_random_seed(seed)
+    layers = [
+        keras.layers.BatchNormalization(momentum=0.5),
+        Counted(10 * worker),
+        keras.layers.Dense(1),
+        keras.layers.Dropout(1e-9),
+    ]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def halving():
+    """A schedule that shows whether it went on: the rate is halved after 5 steps, and after 10."""
+    return keras.optimizers.schedules.PiecewiseConstantDecay([4, 9], [0.2, 0.1, 0.05])
+
+
+def adam():
+    return keras.optimizers.Adam(halving(), epsilon=1e-3)
+
+
+def ema():
+    """Overwrites the weights by their average at every fourth step, and at the end."""
+    return keras.optimizers.Adam(0.02, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4)
+
+
+def adagrad():
+    return keras.optimizers.Adagrad(0.3)
+
+
+OPTIMIZERS = {"adam": adam, "adagrad": adagrad}
