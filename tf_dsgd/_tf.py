@@ -276,21 +276,8 @@ def own_scalars(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
     Some are made past `add_variable`, so that nothing at their creation tells whose they are.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return [*scalars_of(optimizer), *scalars_of(inner)]
-
-
-def scalars_of(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:
-    """The same, without those of an optimizer inside it."""
-    owned = vars(optimizer).values()
+    owned = [*vars(optimizer).values(), *vars(inner).values()]
     return [v.value for v in owned if isinstance(v, keras.Variable) and len(v.shape) == 0]
-
-
-def averages_of_weights(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """The exponential moving averages of weights (`use_ema`), which are no memory of gradients.
-
-    `_model_variables_moving_average`, Keras 3.15.1.
-    """
-    return list(getattr(optimizer, "_model_variables_moving_average", None) or [])
 
 
 def is_learning_rate(optimizer: keras.optimizers.Optimizer, variable: tf.Variable) -> bool:

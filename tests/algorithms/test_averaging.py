@@ -250,6 +250,13 @@ def test_moving_statistics_are_the_mean_of_the_workers():
     np.testing.assert_allclose(found[0], [np.mean(means)], rtol=1e-5)
 
 
+def test_a_reset_that_would_lose_gradients_is_refused():
+    strategy = averaging(simulated(2), policy="reset")
+    x, y = data(8)
+    with pytest.raises(ValueError, match="reset.*gradient_accumulation_steps=2"):
+        fit(strategy, lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2), x, y)
+
+
 def test_wrong_arguments_are_named():
     make = tf_dsgd.PeriodicAveragingStrategy
     for arguments, text in [

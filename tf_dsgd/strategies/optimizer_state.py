@@ -36,23 +36,17 @@ class OptimizerState:
 
 def state_of(optimizer: Any, written: Iterable[ReplicaVariable]) -> OptimizerState:
     """Sorts those of the written variables that are the optimizer's."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    counters = {id(_tf.iterations_variable(o)) for o in (optimizer, inner)}
-    averages = {id(v.value) for v in _tf.averages_of_weights(inner)}
-    momenta = {id(v.value) for v in inner.variables} | {id(v) for v in _tf.scalars_of(inner)}
-    others = {id(v.value) for v in optimizer.variables} | {
-        id(v) for v in _tf.own_scalars(optimizer)
-    }
+    kinds = {id(v.value): kind for kind, v in _tf.optimizer_variables(optimizer)}
     state = OptimizerState([], [], [], [])
     for variable in written:
-        place = id(variable)
-        if place in counters:
+        kind = kinds.get(id(variable))
+        if kind == "count":
             state.counters.append(variable)
-        elif place in averages:
+        elif kind == "average":
             state.averages.append(variable)
-        elif place in momenta and variable.dtype.is_floating:
+        elif kind in ("slot", "accumulator") and variable.dtype.is_floating:
             state.momenta.append(variable)
-        elif place in momenta or place in others:
+        elif kind is not None:
             state.others.append(variable)
     return state
 

@@ -262,6 +262,14 @@ class TracedStep:
 
     def reset_optimizer(self) -> None:
         """Gives what the worker's optimizer keeps there its first values."""
+        for optimizer in self._optimizers:
+            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            if optimizer is not self._shard_optimizer and inner.gradient_accumulation_steps:
+                raise ValueError(
+                    'optimizer_state="reset" would throw away gradients that wait in an '
+                    'accumulator. Use "average" or "local", or no accumulation. Received: '
+                    f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
+                )
         for variable in self._resets:
             first = np.broadcast_to(variable.first, variable.shape)
             variable.on_workers().template.assign(first, read_value=False)
