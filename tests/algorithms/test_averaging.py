@@ -253,7 +253,7 @@ def test_moving_statistics_are_the_mean_of_the_workers():
 def test_a_reset_that_would_lose_gradients_is_refused():
     strategy = averaging(simulated(2), policy="reset")
     x, y = data(8)
-    with pytest.raises(ValueError, match="reset.*gradient_accumulation_steps=2"):
+    with pytest.raises(ValueError, match=r"reset.*gradient_accumulation_steps=2"):
         fit(strategy, lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2), x, y)
 
 
