@@ -328,14 +328,18 @@ def answer_remotely(token: str, function: Callable[[], Any]) -> None:
     setattr(script_ops._py_funcs, f"_keep_{token}", function)
 
 
-def join_task(job: str, index: int, address: str) -> None:
+def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) -> None:
     """Adds a task to the cluster this process is connected to, or meets its new incarnation.
+
+    Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
 
     `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
     `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
     """
     server_def = _context.get_server_def()
     tasks = next(j for j in server_def.cluster.job if j.name == job).tasks
+    for other in absent:
+        tasks.pop(other, None)
     tasks[index] = address
     _context.context().update_server_def(server_def)
 

@@ -102,8 +102,10 @@ class Connection:
     def join(self, m: int) -> None:
         """Adds worker number m, which came or came back; it must listen."""
         index = self.workers[m]
-        _tf.join_task("worker", index, self.tasks.workers[index])
-        self._known.add(index)
+        others = self._known - {index}
+        absent = {i for i in others if not tasks.reachable(self.tasks.workers[i], _PROBE_SECONDS)}
+        _tf.join_task("worker", index, self.tasks.workers[index], absent)
+        self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
 
     # -- connecting -------------------------------------------------------------------------

@@ -278,7 +278,7 @@ class _Bench(DistributedStrategy):
             for variable, value in zip(state, first, strict=True):
                 variable.assign(value, read_value=False)
 
-        return tf.function(reset, autograph=False)
+        return tf.function(reset, autograph=False).get_concrete_function()
 
     def play(self, weights: Sequence[np.ndarray], events: Sequence[_Event]) -> Simulation:
         """Plays the events from the first state and these weights."""

@@ -268,3 +268,25 @@ def test_wrong_folders_are_refused(tmp_path):
 def test_a_wrong_period_is_refused(wrong):
     with pytest.raises(ValueError, match="every_seconds must be a number of seconds above 0"):
         StalenessMonitor(every_seconds=wrong)
+
+
+def test_a_sample_that_fails_loses_nothing(tmp_path):
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    monitor = StalenessMonitor(tmp_path, tensorboard=False)
+    monitor.start(strategy)
+    x, y = helpers.ones(8)
+    model.fit(x, y, batch_size=2, verbose=0)
+    with pytest.raises(TypeError, match=r"logs must be a dict of numbers.*Received: 5"):
+        monitor.sample(5)
+    assert monitor.sample()["staleness_max"] >= 0
+    model.fit(x, y, batch_size=2, verbose=0)
+    monitor.start(strategy)  # the first run ends
+    monitor.stop()
+    lines = (tmp_path / "monitor.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    kinds = [record["kind"] for record in found]
+    assert kinds == ["start", "sample", "sample", "end", "start", "end"]
+    counts = [record["staleness"]["count"] for record in found if record["kind"] == "sample"]
+    assert counts == [4, 4]

@@ -219,6 +219,16 @@ def test_training_goes_on_and_the_lost_worker_comes_back():
     assert got["steps"] == 2000 * got["epochs"]
 
 
+def test_one_worker_comes_back_and_another_stays_away():
+    """TensorFlow waits for all tasks it knows when one joins: it must not know the absent one."""
+    script = str(SCRIPTS / "one_comes_back.py")
+    with processes.started(*FILE, "--workers", "3", "--ps", "1", script) as process:
+        came_back, longest, steps, expected = report(process, "RESULT", 200.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert came_back and steps == expected
+    assert longest < 10.0
+
+
 def test_workers_are_lost_while_nothing_trains():
     script = str(SCRIPTS / "lose_and_go_on.py")
     with launched("--workers", "4", script=script) as process:

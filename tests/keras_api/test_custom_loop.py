@@ -87,3 +87,30 @@ def test_a_function_without_data_runs(strategy):
         return strategy.run(lambda: 2.0 * variable)
 
     assert [float(v) for v in strategy.experimental_local_results(double())] == [6.0]
+
+
+def test_a_loop_that_is_left_by_break(strategy):
+    """Its last step was run, and is trained on."""
+    x, y = helpers.regression(96, ids=False)
+    with strategy.scope():
+        model, optimizer = make_model()
+        optimizer.build(model.trainable_variables)
+    replica_step = make_replica_step(model, optimizer)
+
+    @tf.function
+    def step(data):
+        return strategy.run(replica_step, args=(data,))
+
+    def loop(count):
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+        for number, data in enumerate(strategy.experimental_distribute_dataset(dataset)):
+            step(data)
+            if number == count - 1:
+                break
+
+    loop(7)
+    model.get_weights()
+    assert strategy.steps == 7
+    loop(3)
+    strategy.settle()
+    assert strategy.steps == 10

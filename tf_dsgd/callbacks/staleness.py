@@ -122,12 +122,14 @@ class StalenessMonitor(keras.callbacks.Callback):
     def start(
         self, strategy: DistributedStrategy, optimizer: keras.optimizers.Optimizer | None = None
     ) -> None:
-        """Begins to measure.
+        """Begins to measure; what it measured before ends.
 
         Args:
             strategy: what trains.
             optimizer: whose learning rate is meant by `effective_rate`, which is NaN without.
         """
+        if self._start is not None:
+            self.stop()
         self._open(strategy, optimizer)
         self._begin()
 
@@ -140,6 +142,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         Returns:
             What `fit` would have in its logs, by the same names.
         """
+        if logs is not None and not isinstance(logs, Mapping):
+            raise TypeError(f"logs must be a dict of numbers, or None. Received: {logs!r}.")
         return self._sample(logs or {})[0].logs()
 
     def sample_if_due(self, logs: Mapping[str, Any] | None = None) -> dict[str, float] | None:
@@ -164,7 +168,7 @@ class StalenessMonitor(keras.callbacks.Callback):
         meter = self._running()
         meter.strategy.settle()
         now = meter.snapshot()
-        if now.steps > self._last.steps:
+        if any(shard.applied.any() for shard in now.since(self._last).shards):
             self._sample({}, now)
         self._write({"kind": "end", "seconds": now.seconds - self._begun().seconds})
         self._close()
@@ -247,8 +251,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         first = self._last if self._epoch_start is None else self._epoch_start
         # Until a worker is done with its first round, logs are zeros or an earlier epoch's.
         shown = logs if now.steps > first.steps or self._epoch is None else {}
-        self._last = now
         record = meter.record("sample", measures, self._begun(), now, shown)
+        self._last = now  # only now: had the record failed, the next one would have it all
         self._write({**record, "epoch": self._epoch})
         if self._events is not None:
             self._events.append(measures, now.steps)

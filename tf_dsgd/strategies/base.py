@@ -91,7 +91,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._programs: weakref.WeakSet[_FitProgram] = weakref.WeakSet()
         self._eager_programs: dict[Any, _FitProgram] = {}
         self._pulls: dict[Any, Any] = {}
-        self._unresolved: weakref.WeakSet[TokenIterator] = weakref.WeakSet()
+        # Also of a loop that was left by `break`, whose last step was run.
+        self._unresolved: set[TokenIterator] = set()
         self._handed_out = self._examples = 0
         if shard_optimizer is not None:
             # Its rate and its count of updates must be this strategy's variables.
@@ -368,7 +369,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             return run(fn, args, kwargs)
 
         with tf.init_scope():
-            self.engine.before_trace()
+            tf.autograph.experimental.do_not_convert(self.engine.before_trace)()
         model = fn.__self__ if is_train_step(fn) else None
         step = TracedStep(
             run,
@@ -394,7 +395,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         held = list(zip(self._shard_variables, self._shard_bytes, strict=True))
         if held != self._announced:
             self._announced = held
-            self.cluster.announce(held)
+            tf.autograph.experimental.do_not_convert(self.cluster.announce)(held)
         fit_program = _FitProgram(program, step, fn)
         self._programs.add(fit_program)
         if tf.executing_eagerly():
