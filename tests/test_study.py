@@ -132,13 +132,17 @@ def test_what_a_study_cannot_do_is_refused():
         ({"batch_size": 1.5}, "batch_size must be .*1.5"),
         ({"batch_size": 1000}, "at least batch_size of them.*1000"),
         ({"y": np.zeros((3, 1))}, "as many examples.*360 and 3"),
+        ({"make_model": 5}, "make_model must be a function.*5"),
+        ({"make_model": lambda: None}, "make_model must be .*None"),
+        ({"make_model": lambda: keras.Sequential([keras.layers.Dense(1)])}, "a compiled"),
     ],
 )
 def test_wrong_arguments_of_a_study(changes, message):
     x, y = data()
     arguments = {"algorithm": downpour(), "num_workers": 2, "x": x, "y": y, "batch_size": BATCH}
+    arguments["make_model"] = lambda: make_model(OPTIMIZERS["adam"])
     with pytest.raises((ValueError, TypeError), match=message):
-        Study(make_model=lambda: make_model(OPTIMIZERS["adam"]), **{**arguments, **changes})
+        Study(**{**arguments, **changes})
 
 
 def test_wrong_arguments_of_a_timetable():
@@ -146,3 +150,5 @@ def test_wrong_arguments_of_a_timetable():
         timetable(tf_dsgd.LocalCluster(2), Periods(), 8)
     with pytest.raises(ValueError, match=r"num_batches must be .*0"):
         timetable(cluster(), Periods(), 0)
+    with pytest.raises(TypeError, match=r"exchange must be .*5"):
+        timetable(cluster(), 5, 8)

@@ -114,10 +114,22 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and record.keys() >= _FIELDS.get(
-            str(record.get("kind")), {"?"}
-        ):
-            yield record
+        if not isinstance(record, dict):
+            continue
+        fields = _FIELDS.get(str(record.get("kind")))
+        if fields is None or not record.keys() >= fields:
+            continue
+        if "seconds" in fields and not _is_number(record["seconds"]):
+            continue
+        if "workers" in fields and not isinstance(record["workers"], dict):
+            continue
+        logs = record.get("logs")
+        logs = logs if isinstance(logs, dict) else {}
+        yield {**record, "logs": {name: logs[name] for name in logs if _is_number(logs[name])}}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Study:
         self._num_batches = len(x) // batch_size
         spec = tuple(tf.TensorSpec([batch_size, *d.shape[1:]], d.dtype) for d in self._data)
         with self.strategy.scope():
-            self.model = make_model()
+            self.model = _compiled(make_model)
             self.model.optimizer.build(self.model.trainable_variables)
             self._program = self.strategy.trace(self.model.train_step, spec)
         self._stacks = self.strategy.stacks()
@@ -216,6 +216,17 @@ class Study:
     def _push(self) -> None:
         heads, message = self._program.collect[0].traced()
         self._program.delivery(heads, message)
+
+
+def _compiled(make_model: Any) -> keras.Model:
+    model = make_model() if callable(make_model) else make_model
+    compiled = isinstance(model, keras.Model) and getattr(model, "optimizer", None) is not None
+    if not compiled or not callable(make_model):
+        raise TypeError(
+            "make_model must be a function without arguments that gives a compiled keras.Model. "
+            f"Received: {make_model!r}, which gave {model!r}."
+        )
+    return model
 
 
 def _when(always: bool, condition: tf.Tensor, action: Callable[[], Any]) -> None:
@@ -289,6 +300,11 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
     """
     if not isinstance(cluster, SimulatedCluster):
         raise TypeError(f"cluster must be a tf_dsgd.SimulatedCluster. Received: {cluster!r}.")
+    if not isinstance(exchange, ExchangeRule):
+        raise TypeError(
+            "exchange must be an ExchangeRule, such as a strategy's `algorithm.exchange`. "
+            f"Received: {exchange!r}."
+        )
     positive_int("num_batches", num_batches)
     engine = cluster.make_engine(exchange)
     engine.recorder = scribe = _Scribe(engine.num_workers)

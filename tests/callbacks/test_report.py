@@ -204,7 +204,21 @@ def test_lines_of_another_shape_are_left_out(tmp_path):
     before = report.read(folder)
     with (folder / "monitor.jsonl").open("a") as file:
         file.write('[1, 2]\n{"kind": "sample"}\n{"kind": "other"}\n{"kind": ["start"]}\n')
+        fields = {**before.samples[-1], "seconds": "a"}
+        file.write(json.dumps(fields) + "\n" + json.dumps({**fields, "seconds": 1, "workers": 5}))
     assert report.read(folder) == before
+
+
+def test_logs_that_are_no_numbers_are_not_drawn(tmp_path):
+    records = three_samples()
+    for record in records:
+        if "logs" in record:
+            record["logs"] = {**record["logs"], "note": "x", "loss": 1.5}
+    folder = written(tmp_path, records)
+    assert {name for sample in report.read(folder).samples for name in sample["logs"]} >= {"loss"}
+    assert all("note" not in sample["logs"] for sample in report.read(folder).samples)
+    report.main([str(folder)])
+    assert (folder / "report.png").stat().st_size > 10_000
 
 
 def test_a_file_of_another_version_is_refused(tmp_path):
