@@ -9,8 +9,8 @@ from tests.optimizers import twins
 from tests.packaging.repository import ROOT, run_python
 
 
-def run_benchmark(name: str, *arguments: str) -> str:
-    result = run_python(str(ROOT / "benchmarks" / name), *arguments)
+def run_benchmark(name: str, *arguments: str, timeout: float = 240) -> str:
+    result = run_python(str(ROOT / "benchmarks" / name), *arguments, timeout=timeout)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -204,6 +204,7 @@ def test_mini_batches_of_a_cluster_count_when_applied():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_spmd_averaging_prints_tables(tmp_path):
     written = tmp_path / "results.json"
     output = run_benchmark(
@@ -222,6 +223,8 @@ def test_spmd_averaging_prints_tables(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     output = run_benchmark(
         "cluster_throughput.py",
@@ -229,6 +232,7 @@ def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
         *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
         *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
         *("--only", "workers read files$"),
+        timeout=840,  # eight clusters, one after the other
     )
     assert "| Downpour, periods of 20, steps_per_execution=20, workers read files |" in output
     assert "| Downpour, periods of 20 |" not in output
