@@ -330,19 +330,7 @@ def main() -> None:
     add("--parameters", type=int, default=25_000_000, help="for the groups large and overlap")
     add("--variables", type=int, default=150, help="for the groups large and overlap")
     add("--json", help="where to write all single runs")
-    options = parser.parse_args()
-    names = options.groups.split(",")
-    unknown = sorted(set(names) - set(GROUPS))
-    if unknown:
-        parser.error(f"--groups: no such group: {unknown}; there are {sorted(GROUPS)}")
-
-    # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    record = {**runs.provenance(), "groups": []}
-    print(runs.heading(record), flush=True)
-    for name in names:
-        GROUPS[name](options, record)
-        runs.write_json(options.json, record)
+    runs.run_groups(parser, GROUPS)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """Runs contenders in processes of their own, and writes down what was run and where."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -105,3 +108,20 @@ def write_json(path: str | None, content: dict) -> None:
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def run_groups(parser: argparse.ArgumentParser, groups: dict[str, Callable]) -> None:
+    """Runs the groups that `--groups` names, and keeps their runs where `--json` says."""
+    options = parser.parse_args()
+    names = options.groups.split(",")
+    unknown = sorted(set(names) - set(groups))
+    if unknown:
+        parser.error(f"--groups: no such group: {unknown}; there are {sorted(groups)}")
+
+    # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    record = {**provenance(), "groups": []}
+    print(heading(record), flush=True)
+    for name in names:
+        groups[name](options, record)
+        write_json(options.json, record)

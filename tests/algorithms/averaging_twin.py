@@ -3,13 +3,7 @@
 import numpy as np
 
 from tests.contract.clockwork import Twin
-
-
-def gradient(w, batch):
-    """Of the mean squared error of x @ w + b; w's last row is the bias."""
-    x, y = batch
-    x = np.concatenate([x, np.ones((len(x), 1), x.dtype)], 1)
-    return 2.0 / len(x) * x.T @ (x @ w - y)
+from tests.contract.linear import gradient
 
 
 class Local:

@@ -7,8 +7,8 @@ import pytest
 import tf_dsgd
 from tests import helpers
 from tests.algorithms import averaging_twin as twins
+from tests.contract.linear import BATCH, FEATURES, data, gradient, split
 
-FEATURES, BATCH = 4, 8
 COMPUTE, NETWORK = [1.0, 1.713, 2.937], [0.25, 0.531, 0.117]  # no two turns at one instant
 RATE = 0.02
 OPTIMIZERS = {
@@ -17,17 +17,6 @@ OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(RATE),
     "adagrad": lambda: keras.optimizers.Adagrad(RATE),
 }
-
-
-def data(batches, seed=0):
-    random = np.random.default_rng(seed)
-    x = random.standard_normal((batches * BATCH, FEATURES)).astype("float32")
-    y = (x @ random.standard_normal((FEATURES, 1)) + 0.5).astype("float32")
-    return x, y
-
-
-def split(x, y):
-    return [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(x), BATCH)]
 
 
 START = np.random.default_rng(3).standard_normal((FEATURES + 1, 1)).astype("float32")
@@ -161,7 +150,7 @@ def test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch(engine):
     weights, _ = fit(strategy, OPTIMIZERS["sgd"], x, y)
     w = START.astype("float64")
     for i in range(0, len(x), 2 * BATCH):
-        w -= RATE * twins.gradient(w, (x[i : i + 2 * BATCH], y[i : i + 2 * BATCH]))
+        w -= RATE * gradient(w, (x[i : i + 2 * BATCH], y[i : i + 2 * BATCH]))
     np.testing.assert_allclose(weights, w, rtol=1e-5, atol=1e-6)
     assert strategy.updates == 20
 

@@ -7,18 +7,10 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tests.algorithms.averaging_twin import Local, gradient
-from tests.algorithms.test_averaging import (
-    COMPUTE,
-    NETWORK,
-    RATE,
-    START,
-    data,
-    fit,
-    simulated,
-    split,
-)
+from tests.algorithms.averaging_twin import Local
+from tests.algorithms.test_averaging import COMPUTE, NETWORK, RATE, START, fit, simulated
 from tests.contract.clockwork import Twin
+from tests.contract.linear import data, gradient, split
 
 
 class ElasticTwin(Twin):
