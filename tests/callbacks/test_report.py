@@ -9,7 +9,7 @@ import pytest
 
 from tests import helpers
 from tf_dsgd import report
-from tf_dsgd.callbacks import run_files
+from tf_dsgd.callbacks import measuring, run_files
 from tf_dsgd.engine import timing
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")
@@ -82,6 +82,7 @@ def line(ax, label):
 
 
 def test_names_are_the_monitors():
+    assert report.SCHEMA == measuring.SCHEMA
     assert report.RECORDS == run_files.RECORDS
     assert report.KINDS == timing.KINDS
 
