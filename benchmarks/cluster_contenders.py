@@ -34,8 +34,9 @@ class Spec:
     """What to run."""
 
     kind: str = "downpour"
-    """`downpour`: fit; `chief`: the chief's own time; `exchange`: a large model's fetch and push;
-    `overlap`: its push while it computes;
+    """`downpour`: fit; `periodic`: fit by periodic averaging; `chief`: the chief's own time;
+    `exchange`: a large model's fetch and push; `overlap`: its push while it computes;
+    `meetings`: averages of a large model;
     `parameter_server`: tf_keras; `averaging`, `ddp`: PyTorch."""
     period: int = 20
     """`push_every` and `fetch_every`, or steps between two averagings."""
@@ -58,16 +59,22 @@ class Spec:
 
 def timed_fit(strategy, model, epochs: int, **data) -> dict:
     """Steps applied, seconds, and the processor time of this process, after an untimed epoch."""
+    from tf_dsgd.engine.timing import KINDS
+
     weight = model.trainable_variables[-1]
+    strategy.engine.snapshot()  # from now on rounds are divided
     model.fit(**data, verbose=0)
     weight.numpy()
-    steps = strategy.steps
+    steps, before = strategy.steps, strategy.engine.snapshot()
     cpu, start = time.process_time(), time.perf_counter()
     model.fit(**data, verbose=0, epochs=epochs)
     weight.numpy()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     steps = strategy.steps - steps
+    spent = strategy.engine.snapshot().since(before).spent.sum(0)
     return {
+        "updates": int(strategy.updates),
+        "worker_seconds": dict(zip(KINDS, spent.tolist(), strict=True)),
         "steps": steps,
         "seconds": seconds,
         "steps_per_second": steps / seconds,
@@ -77,11 +84,20 @@ def timed_fit(strategy, model, epochs: int, **data) -> dict:
 
 
 def downpour(spec: Spec) -> dict:
-    import contenders
-
     import tf_dsgd
 
-    strategy = tf_dsgd.DownpourStrategy(push_every=spec.period, fetch_every=spec.period)
+    return mlp_fit(spec, tf_dsgd.DownpourStrategy(push_every=spec.period, fetch_every=spec.period))
+
+
+def periodic(spec: Spec) -> dict:
+    import tf_dsgd
+
+    return mlp_fit(spec, tf_dsgd.PeriodicAveragingStrategy(average_every=spec.period))
+
+
+def mlp_fit(spec: Spec, strategy) -> dict:
+    import contenders
+
     mlp = contenders.Spec(
         batch_size=spec.batch_size,
         examples=spec.examples,
@@ -213,6 +229,24 @@ def overlap(spec: Spec) -> dict:
         fit = {"x": data, "y": data, "batch_size": spec.batch_size}
         results[name] = timed_fit(strategy, model, spec.epochs, **fit)
     return {"results": results}
+
+
+def meetings(spec: Spec) -> dict:
+    """A large model that is averaged at every step, so that workers do little else."""
+    import keras
+    import numpy as np
+
+    import tf_dsgd
+
+    width = round((spec.parameters / spec.variables) ** 0.5)
+    data = np.zeros([4 * spec.examples, width], np.float32)
+    strategy = tf_dsgd.PeriodicAveragingStrategy(average_every=1)
+    with strategy.scope():
+        layers = [keras.layers.Dense(width, use_bias=False) for _ in range(spec.variables)]
+        model = keras.Sequential([keras.Input((width,)), *layers])
+        model.compile(keras.optimizers.SGD(1e-6), "mse")
+    result = timed_fit(strategy, model, spec.epochs, x=data, y=data, batch_size=4)
+    return {**result, "workers": strategy.num_workers}
 
 
 def bare_functions(worker: str, ps: str, width: int, count: int) -> dict:
@@ -412,6 +446,8 @@ def torch_worker(rank: int, spec: Spec, address: str, results) -> None:
 
 KINDS = {
     "downpour": downpour,
+    "periodic": periodic,
+    "meetings": meetings,
     "chief": chief,
     "exchange": exchange,
     "overlap": overlap,

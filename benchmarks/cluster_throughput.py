@@ -25,6 +25,8 @@ from collections.abc import Callable
 import runs
 
 PROGRAM = "cluster_contenders.py"
+LAUNCHER = str(runs.HERE.parent / "tf_dsgd" / "launch.py")
+SPMD = ("--workers", "2", "--spmd")
 TIMEOUT_SECONDS = 600.0
 
 PLAIN = "plain fit, one process"
@@ -36,6 +38,7 @@ PSS_1 = "tf_keras ParameterServerStrategy, steps_per_execution=1"
 PSS_20 = "tf_keras ParameterServerStrategy, steps_per_execution=20"
 AVERAGING = "PyTorch, averaging every 20"
 DDP = "PyTorch DDP, gloo"
+MIRRORED = "tf_keras MultiWorkerMirroredStrategy"
 
 # 60 % of what the loopback of the machine gave on which the aim was set.
 EXCHANGE_AIM_MB = 0.6 * 1800
@@ -53,7 +56,8 @@ class Contender:
     launch: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
-        launcher = ["-m", "tf_dsgd.launch", *self.launch] if self.launch else []
+        # The file itself, which needs nothing of the package: peers may be launched, too.
+        launcher = ["-P", LAUNCHER, *self.launch] if self.launch else []
         return [self.python, *launcher, str(runs.HERE / self.program), json.dumps(self.spec)]
 
     def run(self) -> dict:
@@ -80,8 +84,8 @@ class Contender:
         return json.loads(output.strip().splitlines()[-1])
 
 
-def launched(workers: int, **spec) -> Contender:
-    return Contender(spec, launch=("--workers", str(workers), "--ps", "1"))
+def launched(workers: int, ps: int = 1, **spec) -> Contender:
+    return Contender(spec, launch=("--workers", str(workers), "--ps", str(ps)))
 
 
 def interleaved(contenders: dict[str, Contender], repetitions: int) -> Results:
@@ -312,7 +316,101 @@ def run_overlap(options, record: dict) -> None:
     print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
 
 
-GROUPS = {"peers": run_peers, "workers": run_workers, "large": run_large, "overlap": run_overlap}
+# -- periodic averaging, and how it travels --------------------------------------------------------
+
+
+def run_averaging(options, record: dict) -> None:
+    common = {"examples": options.examples, "epochs": options.epochs}
+    ours = {"one ps": 1, "two ps": 2, "no ps: the workers hold the weights": 0}
+    contenders = {
+        f"averaging every 20, {name}": launched(2, ps, kind="periodic", period=20, **common)
+        for name, ps in ours.items()
+    }
+    left_out = []
+    for name, package, python, contender in (
+        (
+            AVERAGING,
+            "torch",
+            options.torch_python,
+            Contender({"kind": "averaging", "period": 20, **common}),
+        ),
+        (
+            MIRRORED,
+            "tf_keras",
+            options.tf_keras_python,
+            Contender({"kind": "mirrored", **common}, program="spmd_contenders.py", launch=SPMD),
+        ),
+    ):
+        reason = missing(python, package)
+        if reason is None:
+            contenders[name] = dataclasses.replace(contender, python=python)
+        else:
+            left_out.append(f"Left out: {name}: {reason} (--{package}_python).")
+    results = interleaved(contenders, options.repetitions)
+    title = "Averaging every 20: MLP 784-512-512-10, batch 64, SGD(0.01), two workers, processes"
+    record["groups"].append({"title": title, "left_out": left_out, "results": results})
+    peers = [name for name in (AVERAGING, MIRRORED) if name in results]
+    rows = []
+    for name, outcomes in results.items():
+        speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
+        beside = [runs.spread(runs.ratios(results, name, peer), 2) for peer in peers]
+        rows.append([name, speeds, *beside, *time_shares(outcomes)])
+    header = ["", "mini-batches/s", *(f"beside {peer}" for peer in peers), *SHARES]
+    for part in (f"### {title}", runs.table(header, rows), "\n".join(left_out)):
+        if part:
+            print(f"\n{part}", flush=True)
+    run_meetings(options, record, ours)
+
+
+SHARES = ("fetch", "compute", "push", "wait")
+
+
+def time_shares(outcomes: list[dict], digits: int = 0) -> list[str]:
+    """Of the workers' time, in percent."""
+    if "worker_seconds" not in outcomes[0]:
+        return [""] * len(SHARES)
+    parts = [outcome["worker_seconds"] for outcome in outcomes]
+    return [
+        runs.spread([100 * part[kind] / sum(part.values()) for part in parts], digits) + " %"
+        for kind in SHARES
+    ]
+
+
+def run_meetings(options, record: dict, ours: dict[str, int]) -> None:
+    spec = {
+        "kind": "meetings",
+        "parameters": options.parameters,
+        "variables": options.variables,
+        "examples": 20,
+        "epochs": 1,
+    }
+    results = interleaved(
+        {name: launched(2, ps, **spec) for name, ps in ours.items()}, options.repetitions
+    )
+    title = (
+        f"Averaging at every step: {options.parameters / 1e6:g} million parameters in "
+        f"{options.variables} variables, batch 4, two workers"
+    )
+    record["groups"].append({"title": title, "results": results})
+    rows = []
+    for name, outcomes in results.items():
+        # Of one worker, between two averages.
+        milliseconds = [
+            [1e3 * o["worker_seconds"][kind] / o["steps"] for o in outcomes] for kind in SHARES
+        ]
+        whole = [2e3 * outcome["seconds"] / outcome["steps"] for outcome in outcomes]
+        rows.append([name, runs.spread(whole, 0), *(runs.spread(v, 0) for v in milliseconds)])
+    header = ["", "ms from average to average", *(f"{kind}, ms" for kind in SHARES)]
+    print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
+
+
+GROUPS = {
+    "peers": run_peers,
+    "averaging": run_averaging,
+    "workers": run_workers,
+    "large": run_large,
+    "overlap": run_overlap,
+}
 
 
 def main() -> None:

@@ -159,10 +159,10 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
     model.fit(**fit)
     smallest.numpy()
     steps_before = strategy.steps if strategy else 0
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     model.fit(**fit, epochs=spec.epochs)
     smallest.numpy()
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     if strategy:
         steps = strategy.steps - steps_before
     else:
@@ -173,6 +173,7 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
         "steps": steps,
         "seconds": seconds,
         "steps_per_second": steps / seconds,
+        "cpu_seconds_per_step": cpu / steps,
         "parameter_bytes": parameter_bytes,
         "peak_growth_bytes": memory.peak_bytes() - before,
         "live_copies": memory.live_bytes() / parameter_bytes,

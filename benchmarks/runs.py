@@ -46,11 +46,12 @@ def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[
     return results
 
 
-def ratios(results: dict[str, list[dict]], name: str, baseline: str) -> list[float]:
-    """Speed beside the baseline's in the same repetition."""
+def ratios(
+    results: dict[str, list[dict]], name: str, baseline: str, of: str = "steps_per_second"
+) -> list[float]:
+    """Speed, or what `of` names, beside the baseline's in the same repetition."""
     return [
-        ours["steps_per_second"] / theirs["steps_per_second"]
-        for ours, theirs in zip(results[name], results[baseline], strict=True)
+        ours[of] / theirs[of] for ours, theirs in zip(results[name], results[baseline], strict=True)
     ]
 
 

@@ -13,27 +13,18 @@ import argparse
 import sys
 
 import runs
-from cluster_throughput import Contender, Results, interleaved, missing
+from cluster_throughput import MIRRORED, SPMD, Contender, Results, interleaved, missing
 
 PROGRAM = "spmd_contenders.py"
-LAUNCHER = str(runs.HERE.parent / "tf_dsgd" / "launch.py")  # needs nothing of the package
 
 ALONE = "two that train alone"
 EVERY_20, EVERY_200 = "averaging every 20", "averaging every 200"
-MIRRORED = "tf_keras MultiWorkerMirroredStrategy"
 AIMS = {EVERY_20: 0.75, EVERY_200: 0.95}
 
 
-class Spmd(Contender):
+def contender(python: str = sys.executable, **spec) -> Contender:
     """Two processes that each run the contender; worker 0 prints the result."""
-
-    def command(self) -> list[str]:
-        command = super().command()
-        return [command[0], "-P", LAUNCHER, "--workers", "2", "--spmd", *command[1:]]
-
-
-def contender(python: str = sys.executable, **spec) -> Spmd:
-    return Spmd(spec, python=python, program=PROGRAM)
+    return Contender(spec, python=python, program=PROGRAM, launch=SPMD)
 
 
 def run_throughput(options, record: dict) -> None:

@@ -47,6 +47,9 @@ class Cluster(abc.ABC):
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         """The engine for an exchange rule."""
 
+    def check_ps(self) -> None:
+        """Called for strategies that need ps tasks, where there may be some."""
+
     def announce(self, shards: Sequence[tuple[int, int]]) -> None:
         """Says how many variables, and bytes, each shard holds, where that is of interest."""
 
@@ -146,6 +149,10 @@ class TFCluster(Cluster):
     so that every example is still used exactly once an epoch. A lost ps ends training with an
     error. A process can be connected to one cluster only.
 
+    Without ps tasks, which `tf_dsgd.PeriodicAveragingStrategy` allows, the weights are on the
+    workers, each of which then holds a part of them. All must be there, and a lost worker
+    ends training with an error, as a lost ps does.
+
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, a `tf.train.ClusterSpec`, or
             None for the environment variable TF_CONFIG.
@@ -212,6 +219,9 @@ class TFCluster(Cluster):
         gpu.configure_by_default()
         _ = self._connection
 
+    def check_ps(self) -> None:
+        tasks.check_ps(self._tasks)
+
     def shard_devices(self) -> list[str]:
         return self._connection.shard_devices()
 
@@ -222,7 +232,7 @@ class TFCluster(Cluster):
         return ClusterEngine(self._connection, exchange, self._worker_timeout)
 
     def announce(self, shards: Sequence[tuple[int, int]]) -> None:
-        names = [self._tasks.name("ps", index) for index in sorted(self._tasks.ps)]
+        names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
         for name, (variables, size) in zip(names, shards, strict=True):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 import tensorflow as tf
 from absl import logging
@@ -15,6 +17,8 @@ _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there ye
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
 _GRACE_SECONDS = 3.0  # for the other workers, once one is there
 _PROBE_SECONDS = 1.0  # until a task that does not answer counts as absent
+_ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for without end
+_FIRST_JOIN_SECONDS = 30.0  # for a worker to join while a strategy is made
 _HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
@@ -32,7 +36,7 @@ class Connection:
     def __init__(self, cluster: tasks.Tasks, timeout_seconds: float):
         self.tasks = cluster
         self.workers = sorted(cluster.workers)
-        self.ps = sorted(cluster.ps)
+        self.shards_on_workers = not cluster.ps
         self.host_device = _HOST
         if cluster.chief is not None:
             tasks.check_port(cluster)
@@ -42,8 +46,12 @@ class Connection:
         here = self._wait(timeout_seconds)
         self._known = set(here)
         """Workers that TensorFlow was told of."""
+        self._join: _Join | None = None
+        """One that is under way, or whose end nobody has looked at."""
         self._connect(here)
-        for job, index in [*(("ps", i) for i in self.ps), *(("worker", i) for i in sorted(here))]:
+        for job, index in dict.fromkeys(
+            [*cluster.of_shards, *(("worker", i) for i in sorted(here))]
+        ):
             self._check_version(job, index)
 
     # -- devices ----------------------------------------------------------------------------
@@ -59,7 +67,7 @@ class Connection:
 
     def shard_devices(self) -> list[str]:
         """Where each shard is."""
-        return [_device("ps", index) for index in self.ps]
+        return [_device(job, index) for job, index in self.tasks.of_shards]
 
     # -- who is there -----------------------------------------------------------------------
 
@@ -71,12 +79,12 @@ class Connection:
         """Whether worker number m can be reached."""
         return tasks.reachable(self.tasks.workers[self.workers[m]], _PROBE_SECONDS)
 
-    def silent_ps(self) -> list[str]:
-        """The ps tasks, in words, that cannot be reached."""
+    def silent_shards(self) -> list[str]:
+        """The tasks with shards, in words, that cannot be reached."""
         return [
-            self.tasks.name("ps", i)
-            for i in self.ps
-            if not tasks.reachable(self.tasks.ps[i], _PROBE_SECONDS)
+            self.tasks.name(job, index)
+            for job, index in self.tasks.of_shards
+            if not tasks.reachable(self.tasks.jobs[job][index], _PROBE_SECONDS)
         ]
 
     def present(self) -> list[bool]:
@@ -89,26 +97,51 @@ class Connection:
         index = self.workers[m]
         try:
             if index not in self._known:
-                self.join(m)
-                return True
+                return self.join(m, _FIRST_JOIN_SECONDS)
             tasks.remote_version(_device("worker", index))
         except tf.errors.OpError:  # another process than the one that was there
-            if self.worker_listens(m):
-                self.join(m)
-                return True
-            return False
+            return self.worker_listens(m) and self.join(m, _FIRST_JOIN_SECONDS)
         return True
 
-    def join(self, m: int) -> None:
-        """Adds worker number m, which came or came back; it must listen."""
+    def join(self, m: int, seconds: float) -> bool:
+        """Adds worker number m, which came or came back, and listens; whether that is done.
+
+        TensorFlow waits, without end, for a task that stops or dies in the moment in which it is
+        added. So it is added in a thread: who calls waits `seconds`, and may call again. One
+        worker is added at a time.
+
+        Raises:
+            UnequalVersions: if it runs another version of the package.
+            tf.errors.OpError: if it is gone again.
+        """
+        if self._join is None:
+            if not tasks.answers(self.tasks.workers[self.workers[m]], _PROBE_SECONDS):
+                return False
+            self._join = _Join(m, self._add)
+        join = self._join
+        if not join.wait(seconds):
+            return False
+        self._join = None
+        if join.error is not None and join.worker == m:
+            raise join.error
+        return join.error is None and join.worker == m
+
+    def _add(self, m: int) -> None:
         index = self.workers[m]
         others = self._known - {index}
-        absent = {i for i in others if not tasks.reachable(self.tasks.workers[i], _PROBE_SECONDS)}
+        silent = tasks.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
+        absent = {i for i in others if self.tasks.workers[i] in silent}
         _tf.join_task("worker", index, self.tasks.workers[index], absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
 
     # -- connecting -------------------------------------------------------------------------
+
+    @property
+    def _needed(self) -> str:
+        if self.shards_on_workers:
+            return "Without ps tasks every worker is needed."
+        return "Every ps task and one worker are needed."
 
     def _wait(self, timeout_seconds: float) -> set[int]:
         """Waits until every ps and a worker listen; gives the workers that do."""
@@ -116,22 +149,19 @@ class Connection:
         complete: float | None = None
         while True:
             workers = {i for i in self.workers if tasks.reachable(self.tasks.workers[i], 1.0)}
-            absent = [
-                self.tasks.name("ps", i)
-                for i in self.ps
-                if not tasks.reachable(self.tasks.ps[i], _PROBE_SECONDS)
-            ]
+            absent = self.silent_shards()
             now = time.monotonic()
             if not absent and workers:
                 complete = complete or now
                 if len(workers) == len(self.workers) or now - complete > _GRACE_SECONDS:
                     return workers
             else:
-                absent += [self.tasks.name("worker", i) for i in self.workers if i not in workers]
+                others = [self.tasks.name("worker", i) for i in self.workers if i not in workers]
+                absent = list(dict.fromkeys([*absent, *others]))
                 if now - start > timeout_seconds:
                     raise TimeoutError(
                         f"After {timeout_seconds:g} s these tasks cannot be reached: "
-                        f"{', '.join(absent)}. Every ps task and one worker are needed. Start "
+                        f"{', '.join(absent)}. {self._needed} Start "
                         "them with python -m tf_dsgd.serve, or correct their addresses."
                     )
                 if now - said > _MESSAGE_SECONDS:
@@ -152,13 +182,15 @@ class Connection:
             ("GRPC_FAIL_FAST", "use_caller"),
         ):
             os.environ.setdefault(name, value)
-        present = {"worker": sorted(workers), "ps": self.ps}
+        present = {"worker": sorted(workers), "ps": sorted(self.tasks.ps)}
         if self.tasks.chief is not None:
             present["chief"] = [0]
         filters = tf.config.experimental.ClusterDeviceFilters()
-        for index in self.workers:  # workers do not need each other, nor each other's faults
-            filters.set_device_filters("worker", index, ["/job:ps", "/job:chief"])
-        for index in self.ps:
+        # Beside ps tasks workers do not need each other, nor each other's faults.
+        seen = "/job:worker" if self.shards_on_workers else "/job:ps"
+        for index in self.workers:
+            filters.set_device_filters("worker", index, [seen, "/job:chief"])
+        for index in self.tasks.ps:
             filters.set_device_filters("ps", index, ["/job:worker", "/job:chief"])
         tf.config.experimental_connect_to_cluster(
             self.tasks.cluster_spec(present),
@@ -183,6 +215,30 @@ class Connection:
                 f"{self.tasks.name(job, index)} runs tf_dsgd {theirs}, the chief "
                 f"{tf_dsgd.__version__}. Install one version on all tasks and restart them."
             )
+
+
+class _Join:
+    """A worker being added, in a thread."""
+
+    def __init__(self, worker: int, add: Callable[[int], None]):
+        self.worker = worker
+        self.error: Exception | None = None
+        self._add = add
+        self._thread = threading.Thread(
+            target=self._run, name=f"tf_dsgd adds worker {worker}", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._add(self.worker)
+        except Exception as error:  # raised by whoever waits
+            self.error = error
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is done within that time."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
 
 class UnequalVersions(RuntimeError):

@@ -319,7 +319,9 @@ def _own_gpu(gpus: Sequence[str], worker: int) -> dict[str, str]:
 def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task, list[_Task]]:
     """The chief and the servers, ready to start."""
     chief, workers = addresses[0], addresses[1 : 1 + options.workers]
-    cluster = {"chief": [chief], "worker": workers, "ps": addresses[1 + options.workers :]}
+    cluster = {"chief": [chief], "worker": workers}
+    if options.ps:
+        cluster["ps"] = addresses[1 + options.workers :]
     gpus = _gpus()
 
     def server(job: str, index: int, restarts: int, **more: str) -> _Task:
@@ -378,7 +380,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     add = parser.add_argument
     add("--workers", type=at_least(1), required=True, help="number of worker processes")
-    add("--ps", type=at_least(1), help="number of ps processes (default 1)")
+    add(
+        "--ps",
+        type=at_least(0),
+        help="number of ps processes (default 1); with 0 the workers hold the weights, which "
+        "tf_dsgd.PeriodicAveragingStrategy allows",
+    )
     add(
         "--spmd",
         action="store_true",
@@ -413,7 +420,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--spmd starts no ps processes: leave --ps out, or --spmd")
     if options.spmd and options.restart_workers:
         parser.error("--spmd cannot start a worker again while others run: leave --restart_workers")
-    options.ps = 0 if options.spmd else options.ps or 1
+    if options.ps == 0 and options.restart_workers:
+        parser.error(
+            "with --ps 0 a worker that ends takes its part of the model along, and training ends: "
+            "leave --restart_workers out, or --ps 0"
+        )
+    if options.ps is None:
+        options.ps = 0 if options.spmd else 1
     return options
 
 

@@ -6,11 +6,14 @@ Nothing here opens a device or starts a server.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
+import selectors
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,7 +56,13 @@ class Tasks:
     @property
     def ps(self) -> dict[int, str]:
         """Index -> address of the ps tasks."""
-        return self.jobs["ps"]
+        return self.jobs.get("ps", {})
+
+    @property
+    def of_shards(self) -> list[tuple[str, int]]:
+        """(job, index) of the tasks that hold the weights: ps tasks; without any, the workers."""
+        job = "ps" if self.ps else "worker"
+        return [(job, index) for index in sorted(self.jobs[job])]
 
     @property
     def chief(self) -> str | None:
@@ -99,7 +108,7 @@ def from_tf_config(text: str | None = None, *, ps: bool = True) -> Tasks:
 
     Args:
         text: the JSON text; by default the environment variable TF_CONFIG.
-        ps: whether the cluster is one with ps tasks, or one of equal processes without.
+        ps: whether the cluster has a chief, and may have ps tasks, or is one of equal processes.
 
     Raises:
         ValueError: for whatever is wrong in it: what, where, and what to write instead.
@@ -175,6 +184,21 @@ def from_resolver(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> T
     return _tasks(jobs, job or "chief", index, name)
 
 
+def check_ps(which: Tasks) -> None:
+    """For strategies that keep their weights on ps tasks.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if not which.ps:
+        raise ValueError(
+            "The cluster has no ps tasks beside chief and worker tasks, but this strategy keeps "
+            'its weights there. Add "ps": ["host:port"] to the cluster, and run "python -m '
+            'tf_dsgd.serve" there. (tf_dsgd.PeriodicAveragingStrategy can do without.) '
+            f"Received: {which.jobs}."
+        )
+
+
 def reachable(address: str, seconds: float) -> bool:
     """Whether something accepts TCP connections at "host:port" within `seconds`."""
     host, port = address.rsplit(":", 1)
@@ -183,6 +207,43 @@ def reachable(address: str, seconds: float) -> bool:
             return True
     except OSError:
         return False
+
+
+# What an HTTP/2 client says first (RFC 9113, section 3.4): its preface and empty settings.
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+def answers(address: str, seconds: float) -> bool:
+    """Whether a gRPC server answers at "host:port" within `seconds`.
+
+    Unlike `reachable` it says no of a process that is stopped, whose connections Linux accepts.
+    """
+    return address not in not_answering([address], seconds)
+
+
+def not_answering(addresses: Iterable[str], seconds: float) -> set[str]:
+    """Those of the addresses at which no gRPC server answers within `seconds`."""
+    deadline = time.monotonic() + seconds
+    silent = set(addresses)
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as asked:
+        for address in list(silent):
+            host, port = address.rsplit(":", 1)
+            left = max(0.1, deadline - time.monotonic())
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((host.strip("[]"), int(port)), left)
+                stack.enter_context(connection)
+                connection.sendall(_HTTP2_PREFACE)
+                asked.register(connection, selectors.EVENT_READ, address)
+        while asked.get_map():
+            ready = asked.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for key, _ in ready:
+                asked.unregister(key.fileobj)
+                with contextlib.suppress(OSError):
+                    if key.fileobj.recv(1):  # type: ignore[union-attr]
+                        silent.discard(key.data)
+    return silent
 
 
 def check_port(which: Tasks) -> None:
@@ -308,13 +369,11 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str, ps: bool) -> None:
                     f'{where}["{job}"] has the indices {_indices(tasks)}. Name all tasks, from 0 '
                     "on: each takes part in every average."
                 )
-    if ps and "ps" not in jobs:
-        alone = "chief" not in jobs
+    if ps and "ps" not in jobs and "chief" not in jobs:
         raise ValueError(
-            f"{where} has {'only' if alone else 'no ps tasks beside chief and'} worker tasks, but "
-            'this strategy keeps its weights on ps tasks. Add "ps": ["host:port"], and run '
-            '"python -m tf_dsgd.serve" there'
-            + (", and a chief to run the training script." if alone else ".")
+            f"{where} has only worker tasks, but a strategy needs a chief, which runs the training "
+            'script, and most keep their weights on ps tasks. Add "chief": ["host:port"] and '
+            '"ps": ["host:port"], and run "python -m tf_dsgd.serve" on the worker and ps tasks.'
         )
     seen: dict[str, str] = {}
     for job, tasks in jobs.items():

@@ -2,11 +2,12 @@
 
 import json
 import os
+import time
 
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.test_lost_tasks import FILE, SCRIPTS, SEED, exit_of, log, report
+from tests.cluster.test_lost_tasks import FILE, SCRIPTS, SEED, exit_of, log, report, roles, said
 
 STEPS, EVERY, WORKERS = 300, 3, 3
 
@@ -27,3 +28,17 @@ def test_nobody_waits_for_a_worker_that_was_killed(run):
     assert got["iterations"] == total // WORKERS
     for weight in got["weights"]:
         assert total / WORKERS * 0.8 <= -weight <= total
+
+
+def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
+    options = (*FILE, "--workers", "2", "--ps", "0")
+    with processes.started(*options, str(SCRIPTS / "no_ps.py")) as process:
+        address, pid = roles(process, 2)["worker 1"]
+        said(process, "TRAINING")
+        start = time.monotonic()
+        processes.kill(pid)
+        code, _ = exit_of(process, 60.0)
+        assert time.monotonic() - start < 45.0  # the error, and TensorFlow's own ending
+    assert code == 1, log(process)
+    (error,) = [line for line in process.lines if line.startswith("RuntimeError")]
+    assert f"worker 1 at {address}" in error and "BackupAndRestore" in error

@@ -25,6 +25,14 @@ TWO_WORKERS = (
     "tests/keras_api/test_progress.py",
     "tests/cluster/on_cluster",
 )
+# The same without ps tasks: each worker holds a part of the weights.
+NO_PS = (
+    "tests/conformance",
+    "tests/algorithms/test_averaging.py::test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch",
+    "tests/algorithms/test_averaging.py::test_equal_data_is_one_worker",
+    "-k",
+    "averaging",
+)
 # One worker, periods of 1: plain Keras, with the weights on two shards.
 ONE_WORKER = (
     "tests/equivalence",
@@ -39,12 +47,12 @@ ONE_WORKER = (
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 30)
 @pytest.mark.parametrize(
-    ("workers", "tests"),
-    [(2, CONFORMANCE), (2, TWO_WORKERS), (1, ONE_WORKER)],
-    ids=["conformance", "two", "one"],
+    ("workers", "ps", "tests"),
+    [(2, 2, CONFORMANCE), (2, 2, TWO_WORKERS), (1, 2, ONE_WORKER), (2, 0, NO_PS)],
+    ids=["conformance", "two", "one", "no ps"],
 )
-def test_the_core_on_processes(workers, tests):
-    launch = ["-m", "tf_dsgd.launch", "--workers", str(workers), "--ps", "2"]
+def test_the_core_on_processes(workers, ps, tests):
+    launch = ["-m", "tf_dsgd.launch", "--workers", str(workers), "--ps", str(ps)]
     pytest_arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     run = subprocess.run(
         [sys.executable, *launch, *pytest_arguments],

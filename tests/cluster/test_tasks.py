@@ -48,10 +48,9 @@ BAD = {
     "cluster null": (json.dumps({"cluster": None, "task": TASK}), ['["cluster"]', "null"]),
     "cluster empty": (json.dumps({"cluster": {}, "task": TASK}), ['no "worker" tasks', "Add"]),
     "no worker": (config(worker=None), ['no "worker" tasks', "Add"]),
-    "no ps": (config(ps=None), ["no ps", 'Add "ps"', "tf_dsgd.serve"]),
     "workers only": (
         config(ps=None, chief=None),
-        ["only worker tasks", 'Add "ps"', "chief to run the training script"],
+        ["only worker tasks", 'Add "chief"', '"ps": [', "runs the training script"],
     ),
     "unknown job": (config(workers=["h9:1"]), ['unknown job "workers"', '"chief", "worker"']),
     "evaluator": (config(evaluator=["h9:1"]), ['"evaluator"', "not supported", "validation_data"]),
@@ -268,3 +267,17 @@ def test_an_own_address_that_others_may_not_find(host, words, monkeypatch):
     assert (doubts is None) == (not words)
     for word in [*words, "worker 1", "TF_CONFIG"] if words else []:
         assert word in doubts
+
+
+def test_who_answers():
+    """Linux accepts connections for a process that is stopped; only a gRPC server answers."""
+    server = tf.distribute.Server.create_local_server()
+    good = server.target.removeprefix("grpc://")
+    with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        names = [f"127.0.0.1:{each.getsockname()[1]}" for each in (mute, closed)]
+        assert [tasks.reachable(name, 1.0) for name in [good, *names]] == [True, True, False]
+        assert tasks.answers(good, 10.0)
+        assert not tasks.answers(names[0], 0.2)
+        assert tasks.not_answering([good, *names], 1.0) == set(names)
+    assert tasks.not_answering([], 1.0) == set()

@@ -94,7 +94,7 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
     """The first variable cannot be created there."""
 
     class Connection:
-        ps = (0,)
+        shards_on_workers = False
 
         def present(self):
             return [left, True]
@@ -102,7 +102,10 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
         def worker_devices(self):
             return ["CPU:0", "CPU:0"]
 
-        def silent_ps(self):
+        def shard_devices(self):
+            return ["CPU:0"]
+
+        def silent_shards(self):
             return []
 
         def worker_listens(self, m):

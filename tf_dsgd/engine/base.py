@@ -116,7 +116,7 @@ class Engine(abc.ABC):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Within, what TensorFlow raises is explained, where the engine knows better."""
+        """Within, state is read or written from outside; what TensorFlow raises is explained."""
         yield
 
     def before_trace(self) -> None:

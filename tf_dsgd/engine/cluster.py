@@ -1,14 +1,11 @@
-"""Workers as processes of a TensorFlow cluster, shards on its ps tasks.
+"""Workers as processes of a TensorFlow cluster, shards on its ps tasks or on the workers.
 
 The chief has a thread for each worker, which calls one function a round. TensorFlow partitions that
 function between the worker, where the local steps run, and the ps tasks, where the weights are read
 and the message is applied under each shard's lock; tensors go from one to the other directly.
 
 Batches come from the chief's input, which keeps each until the message with its gradients was
-applied. A worker that is lost is fenced first: its shards take nothing more from that incarnation.
-Then either its last message was applied, and its batches are done, or not, and they go to others.
-If some shards have the message and others do not, another worker computes it again and sends it in
-the lost one's name: who has it refuses it.
+applied; those of a worker that is lost go to others.
 
 Where a worker sends more often than it fetches, a message need not have arrived before the next
 mini-batch begins: it is kept on the worker, and travels while the next round computes.
@@ -17,36 +14,29 @@ mini-batch begins: it is kept on the worker, and travels while the next round co
 from __future__ import annotations
 
 import collections
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
 from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.connection import Connection, UnequalVersions, say
+from tf_dsgd.connection import Connection, say
+from tf_dsgd.engine.attendance import AttendedEngine
 from tf_dsgd.engine.base import WorkerState, steps_tensor
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.snapshot import Snapshot
-from tf_dsgd.engine.state import Store
-from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.timing import ROUND
-from tf_dsgd.engine.unapplied import CutOff, Unapplied
+from tf_dsgd.engine.unapplied import CutOff
 
-# How often lost workers are looked for.
-_LOOK_SECONDS = 1.0
 # How often the chief shows the latest outputs of a worker.
 _SHOW_SECONDS = 0.2
 # How often a worker is asked what its rounds' time went to, once anybody wants to know.
 _LAPS_SECONDS = 0.2
-# What TensorFlow says when a task was replaced so fast that no connection broke.
-_REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
 
 
-class ClusterEngine(ThreadsEngine):
+class ClusterEngine(AttendedEngine):
     """Asynchronous workers in other processes, which may come and go."""
 
     longest_call = 32
@@ -54,37 +44,12 @@ class ClusterEngine(ThreadsEngine):
     def __init__(
         self, connection: Connection, exchange: ExchangeRule, worker_timeout_seconds: float
     ):
-        self._connection = connection
-        self._timeout = worker_timeout_seconds
+        super().__init__(connection, exchange, worker_timeout_seconds)
         now = time.monotonic()
-        present = connection.present()
-        self._lost = {m: now for m, here in enumerate(present) if not here}
-        """Workers that are not there, and since when."""
-        self._made = False
-        store = Store(
-            connection.worker_devices(),
-            len(connection.ps),
-            present,
-            self._worker_failed,
-            self._assemble,
-        )
-        super().__init__(store, exchange)
-        self._unwelcome: set[int] = set()
-        """Workers that are there, and may not join."""
-        self._unapplied = Unapplied(self.num_workers)
         self._returned: collections.deque[tf.Tensor] = collections.deque()
         """Batches of lost workers, for others."""
-        self._cut_off: list[CutOff] = []
-        """Messages that are to be completed."""
-        self._completing: dict[int, CutOff] = {}
-        """By the worker that computes it again."""
-        self._joining: int | None = None
-        """The lost worker that is being welcomed."""
-        self._can_complete: Program | None = None
-        """The program of which all that this takes is traced."""
-        self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
         self._outputs: tuple[Program, list[tf.Tensor]] | None = None
-        self._looked = self._shown = now
+        self._shown = now
         self._watched = False
         """Whether anybody wants to know what workers' time goes to."""
         self._laps_seen = [np.zeros([2]) for _ in self.workers]
@@ -100,24 +65,6 @@ class ClusterEngine(ThreadsEngine):
 
     def messages_sent(self) -> list[int] | None:
         return None  # a worker's own count is lost with it
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        try:
-            yield
-        except tf.errors.OpError as error:
-            silent = self._connection.silent_ps()
-            if silent:
-                raise self._ps_lost(silent) from error
-            raise
-
-    def before_trace(self) -> None:
-        for worker in self.workers:
-            here = worker.index not in self._lost
-            if here and not self._connection.worker_listens(worker.index):
-                self._lose(worker)
-        if len(self._lost) == self.num_workers:
-            self._assemble()
 
     def prepare(self, program: Program) -> None:
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
@@ -135,8 +82,7 @@ class ClusterEngine(ThreadsEngine):
         now = time.monotonic()
         if now - self._shown > _SHOW_SECONDS:
             self._show()
-        if self._lost and now - self._looked > _LOOK_SECONDS:
-            self._look()
+        self._look_now_and_then()
 
     def settle(self) -> None:
         super().settle()
@@ -341,92 +287,6 @@ class ClusterEngine(ThreadsEngine):
 
     # -- lost tasks -------------------------------------------------------------------------
 
-    def _joined(self, worker: WorkerState) -> bool:
-        return worker.index not in self._lost and super()._joined(worker)
-
-    def _failed(self, worker: WorkerState, error: BaseException) -> None:
-        self._executors[worker.index].clear_error()
-        if not isinstance(error, tf.errors.OpError):
-            super()._failed(worker, error)
-            return
-        try:
-            silent = self._connection.silent_ps()
-            if silent:
-                super()._failed(worker, self._ps_lost(silent))
-            elif self._was_lost(worker.index, error):
-                self._lose(worker)
-            else:
-                super()._failed(worker, error)
-        except tf.errors.OpError as another:  # a ps died in the meantime
-            silent = self._connection.silent_ps()
-            super()._failed(worker, self._ps_lost(silent) if silent else another)
-
-    def _worker_failed(self, m: int, error: tf.errors.OpError) -> bool:
-        """After a call of the main thread failed on a worker: whether it was lost."""
-        silent = self._connection.silent_ps()
-        if silent:
-            raise self._ps_lost(silent) from error
-        if not self._was_lost(m, error):
-            return False
-        if self._made:
-            self._lose(self.workers[m])
-        else:  # it has sent nothing yet
-            self._lost[m] = time.monotonic()
-        return True
-
-    def _was_lost(self, m: int, error: tf.errors.OpError) -> bool:
-        """Whether a failed call means that the worker's process is gone."""
-        if not self._connection.worker_listens(m):
-            return True
-        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
-            return True
-        return any(text in str(error) for text in _REPLACED)
-
-    def _ps_lost(self, names: list[str]) -> Exception:
-        backup = (
-            f"The last checkpoint is in {self.last_backup}."
-            if self.last_backup
-            else "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one."
-        )
-        return RuntimeError(
-            f"Lost {', '.join(names)}, and the part of the model it held. {backup} Start the ps "
-            "task and this script again; with BackupAndRestore training goes on from the "
-            "checkpoint."
-        )
-
-    def _lose(self, worker: WorkerState) -> None:
-        """Fences a lost worker, and gives its batches to others if no shard has their gradients."""
-        m = worker.index
-        if m in self._lost:
-            return
-        incarnation = self.store.incarnations[m] + 1
-        with tf.device(self._connection.host_device):
-            last = [
-                int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
-                for shard in self.shards
-            ]
-        with self._changed:
-            self.store.lose(m)
-            self.store.incarnations[m] = incarnation
-            again = ""
-            if m in self._completing:
-                self._cut_off.append(self._completing.pop(m))
-            parts, cut_off = self._unapplied.lose(m, last)
-            if cut_off is not None:
-                self._cut_off.append(cut_off)
-                again = ", its last message is completed for ps tasks that had not got it"
-            count = self._give_back(parts)
-            self._available += count
-            self.handed_out -= count
-            worker.reset()
-            self._lost[m] = time.monotonic()
-            left = self.num_workers - len(self._lost)
-            self._wake()
-        say(
-            f"lost {self._connection.worker_name(m)}; {count} unfinished mini-batches go to "
-            f"others{again}, {left} of {self.num_workers} workers go on"
-        )
-
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
         if not held:
@@ -438,73 +298,9 @@ class ClusterEngine(ThreadsEngine):
         self._returned.extend(batches)
         return len(batches)
 
-    def _look(self) -> None:
-        """Lets workers join that came, or came back; ends a wait that is in vain."""
-        self._looked = now = time.monotonic()
-        if self._cut_off and self._program is not None:
-            _ = self._program.collect, self._program.deliver  # traced here, in the main thread
-            self._can_complete = self._program
-        for m in list(self._lost):
-            if not self._connection.worker_listens(m):
-                self._unwelcome.discard(m)
-            elif m not in self._unwelcome and self._admits(m):
-                self._welcome(m)
-                with self._changed:
-                    self._joining = None
-                    self._wake()
-        if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
-            names = ", ".join(self._connection.worker_name(m) for m in self._lost)
-            raise TimeoutError(
-                f"All workers were lost, and none came back within {self._timeout:g} s: {names}. "
-                "Start them again, or allow more time with "
-                "tf_dsgd.TFCluster(worker_timeout_seconds=...)."
-            )
-        if self._error is None:
-            silent = self._connection.silent_ps()
-            if silent:
-                raise self._ps_lost(silent)
-
-    def _admits(self, m: int) -> bool:
-        """Whether nobody completes a message in that worker's name; from then on only it may."""
-        with self._changed:
-            busy = any(c.worker == m for c in self._completing.values())
-            self._joining = None if busy else m
-            return not busy
-
-    def _assemble(self) -> None:
-        """Waits in the main thread until a worker is there again."""
-        if not self._made:
-            raise RuntimeError(
-                "All workers were lost while the strategy was made. Look at what their processes "
-                "printed last, and start this script again."
-            )
-        say(f"no worker is there: waiting {self._timeout:g} s for one")
-        while len(self._lost) == self.num_workers:
-            self._look()
-            time.sleep(0.1)
-
-    def _welcome(self, m: int) -> None:
-        try:
-            self._connection.join(m)
-            with tf.device(self._connection.host_device):
-                self.store.renew(m, self.store.incarnations[m], self._unapplied.applied[m])
-        except UnequalVersions as error:  # the others go on; it is not asked again until it ends
-            self._unwelcome.add(m)
-            say(f"{error} It takes no part until then.")
-            return
-        except tf.errors.OpError as error:  # gone again: it is looked for once more
-            say(f"{self._connection.worker_name(m)} could not join: {error.message}")
-            return
-        if not self.store.present[m]:
-            return  # lost again meanwhile
-        with self._changed:
-            self._laps_seen[m] = np.zeros([2])  # its variables are new
-            self.workers[m].watch.forget_rounds()
-            self.workers[m].clock = self._slowest()
-            del self._lost[m]
-            self._start_threads()
-            self._wake()
-        say(f"{self._connection.worker_name(m)} joined")
+    def _renewed(self, worker: WorkerState) -> None:
+        self._laps_seen[worker.index] = np.zeros([2])
+        worker.watch.forget_rounds()
 
     def _discard(self, failed: int | None) -> None:
         """After an error: what is whole is sent, as far as tasks are there to send and take it."""

@@ -76,7 +76,7 @@ class Program:
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
-        self._turns: dict[tuple[bool, bool], list[_tf.BoundFunction]] = {}
+        self._turns: dict[tuple[bool, bool, bool], list[_tf.BoundFunction]] = {}
         self._work_traced = False
         self._delivery_traced = False
         self._worker = WorkerView(self)
@@ -456,15 +456,12 @@ class Program:
 
         The two share no variable, so that TensorFlow does not order them.
         """
-        collected = self.collect[0].outputs
 
         def ahead(*inputs: Any) -> list[tf.Tensor]:
-            flat = list(inputs[len(specs) :])
-            self._deliver(*tf.nest.pack_sequence_as(collected, flat, expand_composites=True))
+            self._take_in(inputs[len(specs) :])
             return work(*inputs[: len(specs)])
 
-        parts = tf.nest.flatten(collected, expand_composites=True)
-        return self._bind(ahead, *specs, *[tf.TensorSpec(t.shape, t.dtype) for t in parts])
+        return self._bind(ahead, *specs, *self._message_specs)
 
     def _iterator_specs(self) -> list[Any]:
         return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
@@ -488,26 +485,40 @@ class Program:
             _ = self.deliver  # which shows whether an update writes only the rows it was sent
         return self._bind(self._fetch)
 
-    def turn(self, fetches: bool, sends: bool) -> list[_tf.BoundFunction]:
+    def turn(self, fetches: bool, sends: bool, arrived: bool = False) -> list[_tf.BoundFunction]:
         """(steps, queue) -> (version fetched, headers, message): a round but for its delivery.
 
-        Without a fetch the version is -1; without sending there is nothing behind it.
+        Without a fetch the version is -1; without sending there is nothing behind it. With
+        `arrived` it is (steps, queue, *message): before, the shards take a message of any worker.
         """
-        if (fetches, sends) not in self._turns:
+        key = fetches, sends, arrived
+        if key not in self._turns:
             work = self.work[0].traced
             fetch = self.fetch[0].traced if fetches else lambda: tf.constant(-1, tf.int64)
             collect = self.collect[0].traced if sends else lambda: ()
 
-            def turn(steps: tf.Tensor, queue: tf.Tensor) -> Any:
-                # Each knows nothing of the others: TensorFlow orders them by the variables.
-                version = fetch()
-                work(steps, queue)
-                return version, *collect()
+            def turn(steps: tf.Tensor, queue: tf.Tensor, *message: tf.Tensor) -> Any:
+                # A step that fails must not leave the message half applied.
+                with tf.control_dependencies([self._take_in(message)] if arrived else []):
+                    # Each knows nothing of the others: TensorFlow orders them by the variables.
+                    version = fetch()
+                    work(steps, queue)
+                    return version, *collect()
 
-            self._turns[fetches, sends] = self._bind(
-                turn, tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)
-            )
-        return self._turns[fetches, sends]
+            specs = [tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.resource)]
+            self._turns[key] = self._bind(turn, *specs, *(self._message_specs if arrived else []))
+        return self._turns[key]
+
+    @property
+    def _message_specs(self) -> list[tf.TensorSpec]:
+        parts = tf.nest.flatten(self.collect[0].outputs, expand_composites=True)
+        return [tf.TensorSpec(part.shape, part.dtype) for part in parts]
+
+    def _take_in(self, message: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Delivers, in another function's trace, what `collect` gave, flat."""
+        collected = self.collect[0].outputs
+        packed = tf.nest.pack_sequence_as(collected, list(message), expand_composites=True)
+        return self.delivery(*packed)
 
     @functools.cached_property
     def push(self) -> list[_tf.BoundFunction]:

@@ -14,19 +14,22 @@ from which they go on in the order of their numbers.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.delays import Delay
 from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
 from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
 
 _WORD = (1 << 64) - 1
@@ -68,6 +71,8 @@ class SimulatorEngine(Engine):
         self._blocked: list[WorkerState] = []
         self._idle = list(self.workers)
         self._available = 0
+        self._arrived: Any = None
+        """(header, message) that came to the shard, which takes it in before anything else."""
         self._counts: dict[int, Any] = {}
         self._kinds = _kinds_of_rounds(exchange)
 
@@ -101,6 +106,7 @@ class SimulatorEngine(Engine):
         _ = program.fetch, program.push, program.flush
         for fetches, sends in self._kinds:
             program.turn(fetches, sends)
+            program.turn(fetches, sends, arrived=True)
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -115,9 +121,25 @@ class SimulatorEngine(Engine):
             return
         self._wake()
         self._advance(flushing=True)
+        self._take_in()
         self._idle.sort(key=lambda worker: worker.index)  # whatever came before
         self._flush()
         self._reset()
+
+    def _take_in(self) -> None:
+        """The shard takes the message that came last, if it has not."""
+        message, self._arrived = self._arrived, None
+        if message is not None:
+            self.program.deliver(*message)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        self._take_in()
+        yield
+
+    def snapshot(self) -> Snapshot:
+        self._take_in()
+        return super().snapshot()
 
     def _put(self, time: float, worker: WorkerState, message: Any = None) -> None:
         heapq.heappush(self._turns, _Turn(time, next(self._order), worker, message))
@@ -135,6 +157,7 @@ class SimulatorEngine(Engine):
                         break
                     let_interrupts_through()
         except BaseException as error:
+            self._take_in()
             turns, self._turns = sorted(self._turns), []
             self._available, self._blocked, self._idle = 0, [], list(self.workers)
             for turn in turns:
@@ -193,7 +216,7 @@ class SimulatorEngine(Engine):
             queue = self.recorder.queues.of(m)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         sends = self.exchange.push_due(worker.step)
-        version, *message = self._turn(m, fetches, sends, steps, queue)
+        version, *message = self._work(m, fetches, sends, steps, queue)
         if self.recorder is not None:
             if fetches:
                 self.recorder.note(m, "fetch", version)
@@ -205,10 +228,16 @@ class SimulatorEngine(Engine):
             worker.watch.enter("wait", at=time)
             self._put(time, worker)
 
-    def _turn(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
+    def _work(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
         """Fetch, local steps, and what is to be sent, in one call where that was foreseen."""
         if (fetches, sends) in self._kinds:
-            return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+            if self._arrived is None:
+                return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+            message = tf.nest.flatten(self._arrived, expand_composites=True)
+            self._arrived = None
+            turn = self.program.turn(fetches, sends, arrived=True)[m]
+            return turn(self._count(steps), queue, *message)
+        self._take_in()
         version = self.program.fetch[m]() if fetches else None
         self.program.work[m](self._count(steps), queue)
         return version, *(self.program.collect[m]() if sends else ())
@@ -246,8 +275,8 @@ class SimulatorEngine(Engine):
     def _arrive(self, turn: _Turn) -> None:
         worker = turn.worker
         worker.watch.enter("wait", at=turn.time)
-        header, message = turn.message
-        self.program.deliver(header, message)
+        self._take_in()
+        self._arrived = turn.message
         self._note(worker.index, "push")
         worker.clock += 1
         self._put(self.now, worker)

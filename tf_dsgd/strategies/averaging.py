@@ -59,6 +59,9 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     - A worker that raises ends `fit` with its error. On a `TFCluster` a lost worker is not waited
       for: the mean is over the others, its unfinished batches go to them, and when it comes back it
       begins with the weights of that moment (under `"local"`, with the mean state).
+    - Without ps tasks the shards are on the workers: each adds up and averages its part of the
+      variables, and sends it to the others (a reduce-scatter and an all-gather). Then a lost
+      worker is an error, since its part of the model is lost with it.
 
     Args:
         cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.TFCluster`, `tf_dsgd.SimulatedCluster`; a
@@ -95,6 +98,8 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     >>> strategy.steps, strategy.updates, int(model.optimizer.iterations)
     (16, 2, 8)
     """
+
+    needs_ps = False
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
@@ -56,6 +56,9 @@ class DistributedStrategy(tf.distribute.Strategy):
             it is copied.
     """
 
+    needs_ps: ClassVar[bool] = True
+    """Whether the shards of a cluster of processes must be on ps tasks."""
+
     def __init__(
         self,
         cluster: Any,
@@ -65,6 +68,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         cluster = resolve(cluster)
         self.cluster: Cluster = cluster
         self.algorithm = algorithm
+        if self.needs_ps:
+            cluster.check_ps()
         cluster.configure()
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()

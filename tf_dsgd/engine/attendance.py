@@ -1,0 +1,264 @@
+"""Which workers of a cluster are there: they may be lost, and come back.
+
+A worker that is lost is fenced first: its shards take nothing more from that incarnation. Then
+either its last message was applied, and its batches are done, or not, and they go to others. If
+some shards have the message and others do not, another worker computes it again and sends it in the
+lost one's name: who has it refuses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.connection import Connection, UnequalVersions, say
+from tf_dsgd.engine.base import WorkerState
+from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.engine.unapplied import CutOff, Unapplied
+
+# How often lost workers are looked for.
+_LOOK_SECONDS = 1.0
+# How long the main thread waits for a worker to join, before it goes on and looks again.
+_JOIN_SECONDS = 2.0
+# What TensorFlow says when a task was replaced so fast that no connection broke.
+_REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
+
+
+class AttendedEngine(ThreadsEngine):
+    """What the chief of a cluster knows and does about workers that come and go."""
+
+    def __init__(self, connection: Connection, exchange: ExchangeRule, timeout_seconds: float):
+        self._connection = connection
+        self._timeout = timeout_seconds
+        self._made = False
+        self._looked = now = time.monotonic()
+        present = connection.present()
+        self._lost = {m: now for m, here in enumerate(present) if not here}
+        """Workers that are not there, and since when."""
+        store = Store(
+            connection.worker_devices(),
+            len(connection.shard_devices()),
+            present,
+            self._worker_failed,
+            self._assemble,
+        )
+        super().__init__(store, exchange)
+        self._made = True
+        self._unwelcome: set[int] = set()
+        """Workers that are there, and may not join."""
+        self._joining: int | None = None
+        """The lost worker that is being welcomed."""
+        self._unapplied = Unapplied(self.num_workers)
+        self._cut_off: list[CutOff] = []
+        """Messages that are to be completed."""
+        self._completing: dict[int, CutOff] = {}
+        """By the worker that computes it again."""
+        self._can_complete: Program | None = None
+        """The program of which all that this takes is traced."""
+        self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
+
+    def _give_back(self, held: list[Any]) -> int:
+        """Puts batches that were taken at the disposal of other workers; gives their number."""
+        raise NotImplementedError
+
+    def _renewed(self, worker: WorkerState) -> None:
+        """Called when all variables of a worker are new."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OpError as error:
+            silent = self._connection.silent_shards()
+            if silent:
+                raise self._shards_lost(silent) from error
+            raise
+
+    def before_trace(self) -> None:
+        for worker in self.workers:
+            here = worker.index not in self._lost
+            if here and not self._connection.worker_listens(worker.index):
+                self._lose(worker)
+        if len(self._lost) == self.num_workers:
+            self._assemble()
+
+    def _look_now_and_then(self) -> None:
+        if self._lost and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._look()
+
+    # -- who is lost ------------------------------------------------------------------------
+
+    def _joined(self, worker: WorkerState) -> bool:
+        return worker.index not in self._lost and super()._joined(worker)
+
+    def _failed(self, worker: WorkerState, error: BaseException) -> None:
+        self._executors[worker.index].clear_error()
+        if not isinstance(error, tf.errors.OpError):
+            super()._failed(worker, error)
+            return
+        try:
+            with self.explained():
+                if not self._worker_failed(worker.index, error):
+                    super()._failed(worker, error)
+        except (tf.errors.OpError, RuntimeError) as another:  # a shard is gone, too
+            super()._failed(worker, another)
+
+    def _worker_failed(self, m: int, error: tf.errors.OpError) -> bool:
+        """After a call failed on a worker: whether it was lost; if so the others go on."""
+        silent = self._connection.silent_shards()
+        if silent:
+            raise self._shards_lost(silent) from error
+        if not self._was_lost(m, error):
+            return False
+        if self._made:
+            self._lose(self.workers[m])
+        else:  # it has sent nothing yet
+            self._check_shards_go_on(m)
+            self._lost[m] = time.monotonic()
+        return True
+
+    def _check_shards_go_on(self, m: int) -> None:
+        """Raises the error that the loss of a worker is, where a part of the model goes with it."""
+        if self._connection.shards_on_workers:
+            raise self._shards_lost([self._connection.worker_name(m)])
+
+    def _was_lost(self, m: int, error: tf.errors.OpError) -> bool:
+        """Whether a failed call means that the worker's process is gone."""
+        if not self._connection.worker_listens(m):
+            return True
+        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            return True
+        return any(text in str(error) for text in _REPLACED)
+
+    def _shards_lost(self, names: list[str]) -> RuntimeError:
+        backup = (
+            f"The last checkpoint is in {self.last_backup}."
+            if self.last_backup
+            else "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one."
+        )
+        return RuntimeError(
+            f"Lost {', '.join(names)}, and the part of the model it held. {backup} Start the "
+            "task and this script again; with BackupAndRestore training goes on from the "
+            "checkpoint."
+        )
+
+    def _lose(self, worker: WorkerState) -> None:
+        """Fences a lost worker, and gives its batches to others if no shard has their gradients."""
+        m = worker.index
+        if m in self._lost:
+            return
+        self._check_shards_go_on(m)
+        incarnation = self.store.incarnations[m] + 1
+        with tf.device(self._connection.host_device):
+            last = [
+                int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
+                for shard in self.shards
+            ]
+        with self._changed:
+            self.store.lose(m)
+            self.store.incarnations[m] = incarnation
+            again = ""
+            if m in self._completing:
+                self._cut_off.append(self._completing.pop(m))
+            parts, cut_off = self._unapplied.lose(m, last)
+            if cut_off is not None:
+                self._cut_off.append(cut_off)
+                again = ", its last message is completed for ps tasks that had not got it"
+            count = self._give_back(parts)
+            self._available += count
+            self.handed_out -= count
+            worker.reset()
+            self._lost[m] = time.monotonic()
+            left = self.num_workers - len(self._lost)
+            self._wake()
+        say(
+            f"lost {self._connection.worker_name(m)}; {count} unfinished mini-batches go to "
+            f"others{again}, {left} of {self.num_workers} workers go on"
+        )
+
+    # -- who comes back ---------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Lets workers join that came, or came back; ends a wait that is in vain."""
+        self._looked = now = time.monotonic()
+        if self._cut_off and self._program is not None:
+            _ = self._program.collect, self._program.deliver  # traced here, in the main thread
+            self._can_complete = self._program
+        for m in list(self._lost):
+            if not self._connection.worker_listens(m):
+                self._unwelcome.discard(m)
+            elif m not in self._unwelcome and self._has_joined(m) and self._admits(m):
+                self._welcome(m)
+                with self._changed:
+                    self._joining = None
+                    self._wake()
+        if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
+            names = ", ".join(self._connection.worker_name(m) for m in self._lost)
+            raise TimeoutError(
+                f"All workers were lost, and none came back within {self._timeout:g} s: {names}. "
+                "Start them again, or allow more time with "
+                "tf_dsgd.TFCluster(worker_timeout_seconds=...)."
+            )
+        if self._error is None:
+            silent = self._connection.silent_shards()
+            if silent:
+                raise self._shards_lost(silent)
+
+    def _admits(self, m: int) -> bool:
+        """Whether nobody completes a message in that worker's name; from then on only it may."""
+        with self._changed:
+            busy = any(c.worker == m for c in self._completing.values())
+            self._joining = None if busy else m
+            return not busy
+
+    def _assemble(self) -> None:
+        """Waits in the main thread until a worker is there again."""
+        if not self._made:
+            raise RuntimeError(
+                "All workers were lost while the strategy was made. Look at what their processes "
+                "printed last, and start this script again."
+            )
+        say(f"no worker is there: waiting {self._timeout:g} s for one")
+        while len(self._lost) == self.num_workers:
+            self._look()
+            time.sleep(0.1)
+
+    def _has_joined(self, m: int) -> bool:
+        """Whether TensorFlow has let a worker in; it waits if that one stops or dies meanwhile."""
+        try:
+            return self._connection.join(m, _JOIN_SECONDS)
+        except UnequalVersions as error:  # the others go on; it is not asked again until it ends
+            self._unwelcome.add(m)
+            say(f"{error} It takes no part until then.")
+        except tf.errors.OpError:
+            self._say_gone_again(m)
+        return False
+
+    def _welcome(self, m: int) -> None:
+        try:
+            with tf.device(self._connection.host_device):
+                self.store.renew(m, self.store.incarnations[m], self._unapplied.applied[m])
+        except tf.errors.OpError:
+            self._say_gone_again(m)
+            return
+        if not self.store.present[m]:
+            return  # lost again meanwhile
+        with self._changed:
+            self._renewed(self.workers[m])
+            self.workers[m].clock = self._slowest()
+            del self._lost[m]
+            self._start_threads()
+            self._wake()
+        say(f"{self._connection.worker_name(m)} joined")
+
+    def _say_gone_again(self, m: int) -> None:
+        say(f"{self._connection.worker_name(m)} was lost again while it joined")
