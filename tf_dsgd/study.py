@@ -345,7 +345,7 @@ class _Nothing:
             False: [lambda *_: (None,)] * num_workers,
         }
 
-    def turn(self, fetches: bool, sends: bool) -> list[Any]:
+    def turn(self, fetches: bool, sends: bool, arrived: bool = False) -> list[Any]:
         return self._turns[sends]
 
     def deliver(self, heads: Any, message: Any) -> None: ...

@@ -204,6 +204,14 @@ def test_mini_batches_of_a_cluster_count_when_applied():
 
 
 @pytest.mark.slow
+def test_simulator_rate_prints_a_table():
+    output = run_benchmark(
+        "simulator_rate.py", "--repetitions", "1", "--updates", "40", "--workers", "3"
+    )
+    assert "| fit, steps_per_execution=10 |" in output and "| study driver, XLA |" in output
+
+
+@pytest.mark.slow
 @pytest.mark.alone
 def test_spmd_averaging_prints_tables(tmp_path):
     written = tmp_path / "results.json"
@@ -228,14 +236,16 @@ def test_spmd_averaging_prints_tables(tmp_path):
 def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     output = run_benchmark(
         "cluster_throughput.py",
-        *("--groups", "peers,workers,large,overlap", "--repetitions", "1", "--epochs", "1"),
+        *("--groups", "peers,averaging,workers,large,overlap"),
+        *("--repetitions", "1", "--epochs", "1"),
         *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
         *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
         *("--only", "workers read files$"),
-        timeout=840,  # eight clusters, one after the other
+        timeout=840,  # a dozen clusters, one after the other
     )
     assert "| Downpour, periods of 20, steps_per_execution=20, workers read files |" in output
     assert "| Downpour, periods of 20 |" not in output
+    assert "| averaging every 20, no ps: the workers hold the weights |" in output
     assert "PyTorch DDP, gloo: no/such/python cannot be started" in output
     assert "steps_per_execution=20: its Python was not given (--tf_keras_python)" in output
     assert "| 20 | 2 |" in output
