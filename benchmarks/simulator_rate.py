@@ -2,8 +2,8 @@
 
     python benchmarks/simulator_rate.py --json benchmarks/results/simulator_rate.json
 
-Downpour with a push and a fetch at every mini-batch, on a 64-200-10 MLP, whose workers take exponentially
-distributed times. All take turns in one process.
+Downpour with a push and a fetch at every mini-batch, on a 64-200-10 MLP, whose workers take
+exponentially distributed times. All take turns in one process.
 """
 
 import argparse
