@@ -157,7 +157,9 @@ class TFCluster(Cluster):
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, a `tf.train.ClusterSpec`, or
             None for the environment variable TF_CONFIG.
         connect_timeout_seconds: how long to wait for every ps and one worker.
-        worker_timeout_seconds: how long training waits when all workers are lost.
+        worker_timeout_seconds: how long training waits when all workers are lost; and for a task
+            that is there and does not answer (stopped, or behind a network that swallows packets),
+            which then counts as lost.
 
     Raises:
         ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.

@@ -37,6 +37,8 @@ class Connection:
         self.tasks = cluster
         self.workers = sorted(cluster.workers)
         self.shards_on_workers = not cluster.ps
+        self.mute: set[str] = set()
+        """Addresses of tasks that accept connections, perhaps, and have not answered for long."""
         self.host_device = _HOST
         if cluster.chief is not None:
             tasks.check_port(cluster)
@@ -75,16 +77,37 @@ class Connection:
         """Worker number m in words."""
         return self.tasks.name("worker", self.workers[m])
 
+    def worker_address(self, m: int) -> str:
+        """Where worker number m is."""
+        return self.tasks.workers[self.workers[m]]
+
     def worker_listens(self, m: int) -> bool:
         """Whether worker number m can be reached."""
-        return tasks.reachable(self.tasks.workers[self.workers[m]], _PROBE_SECONDS)
+        return self._listens(self.worker_address(m))
+
+    def _listens(self, address: str) -> bool:
+        return address not in self.mute and tasks.reachable(address, _PROBE_SECONDS)
+
+    def addresses(self) -> list[str]:
+        """Of all workers and ps tasks."""
+        return [*self.tasks.workers.values(), *self.tasks.ps.values()]
+
+    def name_at(self, address: str) -> str:
+        """The worker or ps at an address, in words."""
+        jobs = self.tasks.jobs.items()
+        return next(
+            self.tasks.name(job, index)
+            for job, found in jobs
+            for index, place in found.items()
+            if place == address
+        )
 
     def silent_shards(self) -> list[str]:
         """The tasks with shards, in words, that cannot be reached."""
         return [
             self.tasks.name(job, index)
             for job, index in self.tasks.of_shards
-            if not tasks.reachable(self.tasks.jobs[job][index], _PROBE_SECONDS)
+            if not self._listens(self.tasks.jobs[job][index])
         ]
 
     def present(self) -> list[bool]:
@@ -115,7 +138,7 @@ class Connection:
             tf.errors.OpError: if it is gone again.
         """
         if self._join is None:
-            if not tasks.answers(self.tasks.workers[self.workers[m]], _PROBE_SECONDS):
+            if not tasks.answers(self.worker_address(m), _PROBE_SECONDS):
                 return False
             self._join = _Join(m, self._add)
         join = self._join

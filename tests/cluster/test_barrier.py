@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.test_lost_tasks import FILE, SCRIPTS, SEED, exit_of, log, report, roles, said
+from tests.cluster.observing import FILE, SCRIPTS, SEED, exit_of, log, report, roles, said
 
 STEPS, EVERY, WORKERS = 300, 3, 3
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.test_lost_tasks import (
+from tests.cluster.observing import (
     BATCH,
     FILE,
     SCRIPTS,

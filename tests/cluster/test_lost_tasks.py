@@ -4,117 +4,33 @@ Outside witnesses: a table with a row for each example and a gradient of 1 count
 was applied; a momentum of 1 counts mini-batches, and sums the counts in its weight.
 """
 
-import contextlib
 import json
 import os
-import re
 import signal
-import socket
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.cluster import processes
+from tests.cluster.observing import (
+    BATCH,
+    FILE,
+    MODULE,
+    SCRIPTS,
+    SEED,
+    ended,
+    exit_of,
+    launched,
+    log,
+    report,
+    roles,
+    said,
+    steps_where,
+    stop,
+)
 
 pytestmark = pytest.mark.slow
-
-SCRIPTS = Path(__file__).parent / "scripts"
-TRAIN = str(SCRIPTS / "train.py")
-CONNECT = str(SCRIPTS / "connect.py")
-MODULE = ("-m", "tf_dsgd.launch")
-# The same program without the package around it, whose import of TensorFlow takes seconds.
-FILE = ("-P", str(processes.helpers.ROOT / "tf_dsgd/launch.py"))
-ROLE = re.compile(r"tf_dsgd \S+: ((?:worker|ps) \d) of \d at (127\.0\.0\.1:\d+) \(pid (\d+)\)")
-BATCH = 4  # of the scripts
-SEED = int(os.environ.get("TF_DSGD_KILL_SEED", "0"))  # another one kills at other moments
-
-# What TensorFlow itself writes as it is imported, before the package can say anything.
-NOISE = re.compile(r"WARNING: All log messages before|[IWE]\d{4} |^To enable the following")
-
-
-def launched(*options, script=TRAIN, program=FILE, **arguments):
-    return processes.started(*program, *options, script, json.dumps(arguments))
-
-
-def log(process):
-    return "\n".join(line for line in process.lines if not NOISE.search(line))
-
-
-def rest(process):
-    """Everything that it said until now."""
-    with contextlib.suppress(AssertionError):
-        process.line_with("\0", 0.2)  # reads all lines
-    return log(process)
-
-
-def said(process, text, seconds=processes.START_SECONDS):
-    """The line with `text`, which may have been read already."""
-    for line in process.lines:
-        if text in line:
-            return line
-    return process.line_with(text, seconds)
-
-
-def roles(process, count):
-    """Task -> (address, pid), as each first said."""
-    deadline = time.monotonic() + processes.START_SECONDS
-    while len(found := dict(_roles(process.lines))) < count:
-        process.line_with("(pid", max(0.0, deadline - time.monotonic()))
-    return found
-
-
-def _roles(lines):
-    for line in lines:
-        if match := ROLE.search(line):
-            name, address, pid = match.groups()
-            yield name, (address, int(pid))
-
-
-def report(process, name, seconds=processes.START_SECONDS):
-    """What the script says next under that name."""
-    deadline = time.monotonic() + seconds
-    while True:
-        line = process.line_with(name + " ", max(0.0, deadline - time.monotonic()))
-        if line.startswith(name + " "):  # and no line of a traceback
-            return json.loads(line.removeprefix(name))
-
-
-def steps_where(process, condition, seconds):
-    """Reads the steps of each worker, as the script says them, until they meet the condition."""
-    deadline = time.monotonic() + seconds
-    while True:
-        steps = report(process, "STEPS", max(0.0, deadline - time.monotonic()))
-        if condition(steps):
-            return steps
-
-
-def stop(process):
-    """Has the script end at the end of its epoch; what it printed as DONE."""
-    process.popen.stdin.write("stop\n")
-    process.popen.stdin.flush()
-    return report(process, "DONE")
-
-
-def exit_of(process, seconds):
-    """The exit code and the seconds it took; fails with what is left and what it said."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        here = [" ".join(each.cmdline()[1:4]) for each in process.descendants()]
-        text = rest(process)
-        raise AssertionError(f"still there after {seconds} s, with {here}: {text}") from None
-
-
-def ended(process, seconds):
-    """As `exit_of`; fails also if a process of the family is left."""
-    family = process.descendants()
-    assert family, "the test looked too late"
-    result = exit_of(process, seconds)
-    assert not processes.gone(family, 5.0), log(process)
-    return result
 
 
 # -- workers that are killed ----------------------------------------------------------------
@@ -176,6 +92,20 @@ def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
         # TensorFlow's calls to processes that were killed take seconds each to be given up.
         code, _ = exit_of(process, 90.0)
     assert code == 0, log(process)
+
+
+@pytest.mark.parametrize(("push_every", "fetch_every"), [(1, 1), (2, 6)])
+def test_a_worker_that_is_stopped_counts_as_lost_and_joins_when_it_goes_on(push_every, fetch_every):
+    fit = {"push_every": push_every, "fetch_every": fetch_every, "momentum": 1.0}
+    fit |= {"kills": ["stop"], "seed": SEED, "steps": 500, "worker_timeout_seconds": 5.0}
+    script = str(SCRIPTS / "witness.py")
+    with processes.started(*FILE, "--workers", "3", "--ps", "2", script, json.dumps([fit])) as run:
+        got = report(run, "RESULT", 240.0)
+        assert exit_of(run, 90.0)[0] == 0, log(run)
+    assert len(got["killed"]) == 1 and got["came_back"]
+    assert_each_example_once_an_epoch(fit, got)
+    assert_ledger_balances(fit, got)
+    assert "has not answered for 5 s and counts as lost" in run.text
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -302,6 +232,21 @@ def test_the_only_ps_is_lost_without_a_backup():
     assert seconds < 30.0
 
 
+def test_a_ps_that_is_stopped_counts_as_lost():
+    arguments = {"epochs": 10_000, "cluster": {"worker_timeout_seconds": 5}}
+    with launched("--workers", "1", **arguments) as process:
+        address, pid = roles(process, 2)["ps 0"]
+        steps_where(process, lambda s: s[0] > 50, processes.START_SECONDS)
+        start = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
+        said(process, f"ps 0 at {address} has not answered for 5 s and counts as lost")
+        said(process, "RuntimeError: Lost ps 0")
+        assert time.monotonic() - start < 60.0
+        os.kill(pid, signal.SIGCONT)
+        code, _ = ended(process, 60.0)
+    assert code == 1, log(process)
+
+
 # -- interrupts -----------------------------------------------------------------------------
 
 
@@ -346,187 +291,3 @@ def test_interrupts():
     assert code == 130, log(process)
     assert seconds < 10.0
     assert process.text.rstrip().endswith("KeyboardInterrupt"), log(process)
-
-
-# -- tasks that come late, and chiefs that come and go --------------------------------------
-
-
-def test_tasks_come_late_and_outlive_the_chief():
-    with contextlib.ExitStack() as stack:
-        chief, w0, w1, ps = stack.enter_context(processes.addresses(4))
-        cluster = {"chief": [chief], "worker": [w0, w1], "ps": [ps]}
-
-        def start(job, index, *program):
-            config = processes.tf_config(job, index, **cluster)
-            return stack.enter_context(processes.started(*program, TF_CONFIG=config))
-
-        script = (TRAIN, json.dumps({"steps": 500, "epochs": 10_000}))
-        first = start("chief", 0, *script)
-        waiting = first.line_with("waiting for")
-        assert f"ps 0 at {ps}" in waiting
-        servers = {
-            f"worker 0 of 2 at {w0}": start("worker", 0, "-m", "tf_dsgd.serve"),
-            f"ps 0 of 1 at {ps}": start("ps", 0, "-m", "tf_dsgd.serve"),
-        }
-        steps_where(first, lambda s: s[0] > 50 and s[1] == 0, processes.START_SECONDS)
-
-        # One of another version is left out, and the others go on.
-        other = start("worker", 1, "-c", OTHER_VERSION)
-        steps = steps_where(first, lambda s: True, 10.0)
-        assert f"worker 1 at {w1} runs tf_dsgd 9.9.9" in said(first, "runs tf_dsgd")
-        steps_where(first, lambda s: s[0] > steps[0] + 500, 30.0)
-        other.send(signal.SIGKILL)
-        other.wait(10.0)
-
-        # The same script serves where TF_CONFIG says so, and does not go beyond.
-        worker_1 = servers[f"worker 1 of 2 at {w1}"] = start("worker", 1, *script)
-        steps_where(first, lambda s: s[1] > 50, processes.START_SECONDS)
-        first.send(signal.SIGKILL)
-        first.wait(10.0)
-
-        second = start("chief", 0, *script)
-        steps_where(second, lambda s: min(s) > 50, processes.START_SECONDS)
-        got = stop(second)
-        assert exit_of(second, 20.0)[0] == 0, log(second)
-        assert got["sparse"] == got["dense"] == [got["epochs"]]
-        assert got["steps"] == 500 * got["epochs"]
-
-        for role, server in servers.items():
-            assert server.popen.poll() is None, log(server)
-            server.send(signal.SIGTERM)
-            code, seconds = exit_of(server, 10.0)
-            assert code == 0, log(server)
-            assert seconds < 5.0
-            own = [line for line in server.lines if not NOISE.search(line)]
-            assert f": {role} (pid {server.popen.pid})" in own[0]
-            assert "Traceback" not in server.text
-        assert "FIT" not in worker_1.text
-
-
-# -- configurations -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def serving():
-    """Addresses of a worker and a ps that serve, one chief after another; and free ones."""
-    with processes.addresses(5) as (w0, ps, *free), contextlib.ExitStack() as stack:
-        for job, address in (("worker", w0), ("ps", ps)):
-            config = processes.tf_config(job, 0, worker=[w0], ps=[ps])
-            task = processes.started("-m", "tf_dsgd.serve", TF_CONFIG=config)
-            stack.enter_context(task).line_with(address)
-        yield w0, ps, free
-
-
-@contextlib.contextmanager
-def connecting(*specs, job="chief", index=0, text=None, timeout=600, **jobs):
-    config = processes.tf_config(job, index, **jobs) if text is None else text
-    options = json.dumps({"connect_timeout_seconds": timeout})
-    specs = [json.dumps(spec) for spec in specs]
-    with processes.started(CONNECT, options, *specs, TF_CONFIG=config) as process:
-        yield process
-
-
-def error_of(process, kind, seconds=10.0):
-    """The message of the error that the script ends with, and the seconds it took."""
-    said(process, "SECONDS", processes.START_SECONDS + seconds)
-    code, _ = exit_of(process, 30.0)  # with TensorFlow, leaving takes a while on a busy machine
-    took = float(said(process, "SECONDS").split()[1])
-    assert code == 1, log(process)
-    assert f"\n{kind}: " in process.text, log(process)
-    assert process.text.count("Traceback") == 1, log(process)
-    assert "site-packages" not in process.text, log(process)
-    assert took < seconds, log(process)
-    return process.text[process.text.index(f"\n{kind}: ") + 1 :], took
-
-
-MISTYPED = {
-    "malformed": ("{'cluster': {}}", "ValueError", ["TF_CONFIG is not JSON", "line 1, column 2"]),
-    "no ps": ({"ps": None}, "ValueError", ["no ps", 'Add "ps"']),
-    "no worker": ({"worker": None}, "ValueError", ['no "worker" tasks', "Add"]),
-    "unknown job": ({"workers": ["127.0.0.1:9"]}, "ValueError", ['unknown job "workers"']),
-    "index out of range": (
-        {"task": {"type": "worker", "index": 2}},
-        "ValueError",
-        ["index 2", "worker"],
-    ),
-    "duplicate address": ({"ps": ["127.0.0.1:2"]}, "ValueError", ["127.0.0.1:2", "worker 0"]),
-}
-
-
-def test_mistyped_configurations():
-    """All at once, because importing TensorFlow takes most of the time."""
-    good = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
-    with contextlib.ExitStack() as stack:
-        started = {}
-        for name, (change, *_) in MISTYPED.items():
-            if isinstance(change, str):
-                process = connecting(text=change)
-            else:
-                change = dict(change)
-                task = change.pop("task", {"type": "chief", "index": 0})
-                jobs = {k: v for k, v in {**good, **change}.items() if v}
-                process = connecting(job=task["type"], index=task["index"], **jobs)
-            started[name] = stack.enter_context(process)
-        for name, (_, kind, words) in MISTYPED.items():
-            message, took = error_of(started[name], kind)
-            assert took < 1.0, (name, took)
-            for word in words:
-                assert word in message, (name, message)
-
-
-def test_missing_tasks_are_named(serving):
-    w0, ps, (chief, missing, other) = serving
-    with (
-        connecting(timeout=5, chief=[chief], worker=[w0], ps=[ps, missing]) as no_ps,
-        connecting(timeout=5, chief=[other], worker=[missing], ps=[ps]) as no_worker,
-    ):
-        for process, name, not_that in ((no_ps, "ps 1", ps), (no_worker, "worker 0", w0)):
-            message, took = error_of(process, "TimeoutError", 15.0)
-            assert took >= 5.0
-            assert f"{name} at {missing}" in message
-            assert not_that not in message
-            assert "tf_dsgd.serve" in message
-
-
-@pytest.mark.parametrize("tasks_are_there", [True, False])
-def test_the_port_of_the_chief_is_in_use(serving, tasks_are_there):
-    w0, ps, (missing, *_) = serving
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        chief = f"127.0.0.1:{taken.getsockname()[1]}"
-        ps = ps if tasks_are_there else missing
-        with connecting(chief=[chief], worker=[w0], ps=[ps]) as process:
-            message, _ = error_of(process, "OSError")
-    assert chief in message
-    assert "another" in message and "TF_CONFIG" in message
-
-
-def test_a_second_cluster_in_one_process(serving):
-    w0, ps, (chief, other, *_) = serving
-    with connecting(
-        {"worker": [other], "ps": [ps]}, chief=[chief], worker=[w0], ps=[ps]
-    ) as process:
-        message, _ = error_of(process, "RuntimeError")
-    assert "CONNECTED" in process.text
-    assert "connected to another cluster" in message
-    assert w0 in message and other in message
-    assert "new process" in message
-
-
-OTHER_VERSION = """
-import tf_dsgd
-tf_dsgd.__version__ = "9.9.9"
-tf_dsgd.DownpourStrategy()
-"""
-
-
-@pytest.mark.parametrize("job", ["worker", "ps"])
-def test_a_task_of_another_version(serving, job):
-    w0, ps, (chief, own, *_) = serving
-    cluster = {"chief": [chief], "worker": [w0], "ps": [ps], job: [own]}
-    config = processes.tf_config(job, 0, **cluster)
-    with processes.started("-c", OTHER_VERSION, TF_CONFIG=config) as task:
-        assert "tf_dsgd 9.9.9: " in task.line_with(own)
-        with connecting(**cluster) as process:
-            message, _ = error_of(process, "RuntimeError")
-    assert f"{job} 0 at {own} runs tf_dsgd 9.9.9" in message
-    assert "Install one version" in message

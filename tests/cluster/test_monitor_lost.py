@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests.cluster import test_lost_tasks as lost
+from tests.cluster import observing as lost
 from tf_dsgd import report
 
 

@@ -105,6 +105,9 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
         def shard_devices(self):
             return ["CPU:0"]
 
+        def addresses(self):
+            return []
+
         def silent_shards(self):
             return []
 

@@ -9,7 +9,9 @@ lost one's name: who has it refuses it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.base import WorkerState
+from tf_dsgd.engine.heartbeat import Heartbeat, close_connections
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
@@ -64,6 +67,9 @@ class AttendedEngine(ThreadsEngine):
         self._can_complete: Program | None = None
         """The program of which all that this takes is traced."""
         self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
+        tell = functools.partial(_tell, weakref.ref(self))
+        self._heartbeat = Heartbeat(connection.addresses(), tell, timeout_seconds)
+        self._heartbeat.start()
 
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
@@ -90,6 +96,24 @@ class AttendedEngine(ThreadsEngine):
                 self._lose(worker)
         if len(self._lost) == self.num_workers:
             self._assemble()
+
+    def close(self, seconds: float) -> None:
+        self._heartbeat.end()
+        super().close(seconds)
+
+    def hear_of(self, silent: set[str]) -> None:
+        """Called now and then with the addresses of tasks that have not answered for long.
+
+        Whatever waits for them ends with an error, by which they count as lost.
+        """
+        lost = {self._connection.worker_address(m) for m in self._lost}
+        self._connection.mute &= silent
+        for address in silent - lost:
+            if address not in self._connection.mute:
+                name = self._connection.name_at(address)
+                say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
+            self._connection.mute.add(address)
+            close_connections(address)
 
     def _look_now_and_then(self) -> None:
         if self._lost and time.monotonic() - self._looked > _LOOK_SECONDS:
@@ -262,3 +286,12 @@ class AttendedEngine(ThreadsEngine):
 
     def _say_gone_again(self, m: int) -> None:
         say(f"{self._connection.worker_name(m)} was lost again while it joined")
+
+
+def _tell(engine: weakref.ref[AttendedEngine], silent: set[str]) -> bool:
+    """Tells an engine, if it is still there, who does not answer."""
+    found = engine()
+    if found is None:
+        return False
+    found.hear_of(silent)
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +27,14 @@ class Replicated:
     A worker that is not there has None.
     """
 
-    def __init__(self, make: Callable[[int], tf.Variable | None], present: Sequence[bool]):
+    def __init__(
+        self,
+        make: Callable[[int], tf.Variable | None],
+        present: Sequence[bool],
+        lost: Callable[[int, tf.errors.OpError], bool],
+    ):
         self._make = make
+        self._was_lost = lost
         self.copies: list[Any] = [None] * len(present)
         self._template: Any = None
         for m, here in enumerate(present):
@@ -62,13 +69,27 @@ class Replicated:
         if self._template is None:
             self._template = copy
 
-    def read(self) -> list[tf.Tensor]:
-        """The values of all workers that are there."""
-        return [copy.read_value() for copy in self.present()]
+    def each(self, action: Callable[[int, tf.Variable], Any]) -> dict[int, Any]:
+        """`action(m, copy)` for all workers that are there; what it gives, of those that stay."""
+        results = {}
+        for m, copy in enumerate(self.copies):
+            if copy is None:
+                continue
+            try:
+                results[m] = action(m, copy)
+            except tf.errors.OpError as error:
+                if not self._was_lost(m, error):
+                    raise
+        return results
 
-    def drop(self, worker: int) -> None:
-        """Forgets the copy of a worker that was lost; functions traced with it stay valid."""
-        self.copies[worker] = None
+    def read(self) -> dict[int, np.ndarray]:
+        """The values of all workers that are there."""
+        return self.each(lambda _, copy: copy.numpy())
+
+    def drop(self, worker: int) -> Any:
+        """Gives, and forgets, a lost worker's copy; functions traced with it stay valid."""
+        dropped, self.copies[worker] = self.copies[worker], None
+        return dropped
 
 
 class Store:
@@ -137,7 +158,7 @@ class Store:
                 self.present[m] = False
                 return None
 
-        replicated = Replicated(make, self.present)
+        replicated = Replicated(make, self.present, self._was_lost)
         self._all.append(replicated)
         self._note(replicated)
         if not any(self.present):
@@ -179,8 +200,9 @@ class Store:
     def lose(self, worker: int) -> None:
         """Forgets the variables of a worker that was lost."""
         self.present[worker] = False
-        for replicated in self._all:
-            replicated.drop(worker)
+        dropped = [replicated.drop(worker) for replicated in self._all]
+        # TensorFlow frees each by a call to the worker, which may be there and not answer.
+        threading.Thread(target=dropped.clear, name="tf_dsgd frees variables", daemon=True).start()
 
     def renew(self, worker: int, incarnation: int, sequence: int) -> None:
         """Makes all variables of a worker that came, or came back, and binds its functions.
@@ -214,16 +236,19 @@ class Store:
 
     def sequences(self) -> list[int]:
         """Messages that each worker has numbered so far."""
-        return [0 if c is None else int(c.numpy()[SEQUENCE]) for c in self.clock.copies]
+        clocks = self.clock.read()
+        return [int(clocks[m][SEQUENCE]) if m in clocks else 0 for m in range(self.num_workers)]
 
     def restore_sequences(self, sequences: Sequence[int]) -> None:
         """Makes workers number their next messages from a checkpoint on."""
         self._last_sequences = [int(number) for number in sequences]
-        for copy, number in zip(self.clock.copies, sequences, strict=True):
-            if copy is not None:
-                clock = copy.numpy()
-                clock[SEQUENCE] = number
-                copy.assign(clock)
+
+        def number(m: int, copy: tf.Variable) -> None:
+            clock = copy.numpy()
+            clock[SEQUENCE] = sequences[m]
+            copy.assign(clock)
+
+        self.clock.each(number)
 
 
 class _WorkerFunction(_tf.BoundFunction):

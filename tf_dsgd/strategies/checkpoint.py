@@ -59,8 +59,9 @@ class Checkpoint:
                 variable.owned_by_workers or variable.kept_by_workers
             ):
                 lost = variable.primary.numpy()  # what a worker that is not there will begin with
-                copies = variable.copies.copies
-                arrays[name] = np.stack([lost if c is None else c.numpy() for c in copies])
+                found = variable.copies.read()
+                workers = range(self._engine.num_workers)
+                arrays[name] = np.stack([found.get(m, lost) for m in workers])
         if outer is not None and outer.built:
             arrays |= {f"{_OUTER}{n}": v.numpy() for n, v in enumerate(outer.variables)}
         return arrays

@@ -181,9 +181,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """Sets the workers' copies to `values[m]`, or has them begin so."""
         self._restored = values
         if self.copies is not None:
-            for copy, value in zip(self.copies.copies, values, strict=True):
-                if copy is not None:
-                    copy.assign(value)
+            self.copies.each(lambda m, copy: copy.assign(values[m]))
 
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
@@ -218,7 +216,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             # A worker in another process may be gone by now.
             seen = self.primary if self._workers_can_leave else self.copies.template
             return seen.read_value()
-        values = self.copies.read()
+        values = list(self.copies.read().values())
         if self.kind is Kind.METRIC:
             return tf.add_n([self.primary.read_value(), *values])
         if self.dtype.is_floating and values:
@@ -285,10 +283,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if (self.owned_by_workers or self.kept_by_workers) and self.copies is not None:
             value = self.primary.numpy()
             incarnations = self.distribute_strategy.engine.store.incarnations
-            for m, copy in enumerate(self.copies.copies):
-                if copy is not None:
-                    own = self.owned_by_workers
-                    copy.assign(_initial(value, self.kind, own, m, incarnations[m]))
+            kind, own = self.kind, self.owned_by_workers
+            self.copies.each(
+                lambda m, copy: copy.assign(_initial(value, kind, own, m, incarnations[m]))
+            )
         self.distribute_strategy.written_outside(self)
         return self
 

@@ -75,8 +75,11 @@ class Killer(keras.callbacks.Callback):
     Stops training at the end of an epoch, once the plan is done and all take part again.
 
     Args:
-        kills: "one" or "all" of the workers that are left, one entry for each moment.
+        kills: "one" or "all" of the workers that are left, or "stop": one is stopped, and goes on
+            some seconds after it counts as lost; one entry for each moment.
     """
+
+    STOPPED_SECONDS = 12.0
 
     def __init__(self, strategy, kills, seed, seconds=80.0):
         super().__init__()
@@ -106,17 +109,28 @@ class Killer(keras.callbacks.Callback):
             self.moments = []  # some other epoch
             return
         self.moments.pop(0)
-        victims = list(self.left)
-        if self.plan.pop(0) == "one":
+        victims, what = list(self.left), self.plan.pop(0)
+        if what != "all":
             victims = [self.random.choice(victims)]
         self.left = [m for m in self.left if m not in victims]
         delay = self.random.uniform(0.0, 0.01)  # so that a kill meets every part of a round
-        self.threads.append(threading.Thread(target=self.strike, args=(delay, victims, batch)))
+        strike = self.stop if what == "stop" else self.strike
+        self.threads.append(threading.Thread(target=strike, args=(delay, victims, batch)))
         self.threads[-1].start()
 
     def strike(self, delay, victims, batch):
         time.sleep(delay)
         self.killed.append([self.epoch, batch, kill(victims)])
+
+    def stop(self, delay, victims, batch):
+        time.sleep(delay)
+        processes = [worker_processes()[m] for m in victims]
+        for process in processes:
+            process.suspend()
+        self.killed.append([self.epoch, batch, victims])
+        time.sleep(self.STOPPED_SECONDS)
+        for process in processes:
+            process.resume()
 
     def on_epoch_end(self, epoch, logs=None):
         for thread in self.threads:
@@ -152,9 +166,22 @@ def from_pipelines(strategy, examples):
     return {"x": strategy.distribute_datasets_from_function(dataset_fn), "shuffle": False}
 
 
-def train(push_every, fetch_every, momentum, kills, seed, steps, local_rule="sgd", pipelines=False):
+def train(
+    push_every,
+    fetch_every,
+    momentum,
+    kills,
+    seed,
+    steps,
+    local_rule="sgd",
+    pipelines=False,
+    worker_timeout_seconds=60.0,
+):
     strategy = tf_dsgd.DownpourStrategy(
-        push_every=push_every, fetch_every=fetch_every, local_rule=local_rule
+        tf_dsgd.TFCluster(worker_timeout_seconds=worker_timeout_seconds),
+        push_every=push_every,
+        fetch_every=fetch_every,
+        local_rule=local_rule,
     )
     examples = BATCH * steps
     with strategy.scope():

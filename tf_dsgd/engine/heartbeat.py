@@ -1,0 +1,99 @@
+"""Notices tasks that do not answer: stopped, or behind a network that swallows packets.
+
+TensorFlow's calls to such a task wait without end: its gRPC channels have no keepalive, and TF 2.21
+no setting for one. So the chief asks all tasks now and then, and when one has not answered for
+long, closes its own connections to it. Whatever waits for that task then ends with the error of a
+lost one, in whichever thread.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from tf_dsgd import tasks
+
+# Between two questions, and until one that is not answered counts.
+_ASK_SECONDS = 5.0
+
+
+class Heartbeat(threading.Thread):
+    """Asks tasks whether they are there.
+
+    Args:
+        addresses: of the tasks.
+        tell: called with the addresses that have not answered for `timeout_seconds`, after every
+            question; gives False when nobody wants to know any more.
+        timeout_seconds: how long a task may be silent.
+    """
+
+    def __init__(
+        self, addresses: Iterable[str], tell: Callable[[set[str]], bool], timeout_seconds: float
+    ):
+        super().__init__(name="tf_dsgd asks tasks", daemon=True)
+        self._addresses = list(addresses)
+        self._tell = tell
+        self._timeout = timeout_seconds
+        self._ask_seconds = min(_ASK_SECONDS, timeout_seconds / 4)
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Asks no more."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Asks until nobody wants to know."""
+        since: dict[str, float] = {}
+        while not self._ended.wait(self._ask_seconds):
+            asked = time.monotonic()
+            silent = tasks.not_answering(self._addresses, self._ask_seconds)
+            since = {address: since.get(address, asked) for address in silent}
+            now = time.monotonic()
+            if not self._tell({a for a, began in since.items() if now - began >= self._timeout}):
+                return
+
+
+def close_connections(address: str) -> int:
+    """Closes all TCP connections of this process to "host:port"; gives their number.
+
+    They are gRPC's, which finds them broken. Where a process cannot list its own files (Windows)
+    nothing is closed.
+    """
+    host, port = address.rsplit(":", 1)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        files = os.listdir("/dev/fd")
+    except OSError:
+        return 0
+    places = {place for entry in found if (place := _place(entry[4]))}
+    return sum(_closed(int(name), places) for name in files)
+
+
+def _closed(descriptor: int, places: set[tuple[str, int]]) -> bool:
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return False  # closed meanwhile
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return False
+    with connection:
+        try:
+            if _place(connection.getpeername()) not in places:
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+    return True
+
+
+def _place(address: object) -> tuple[str, int] | None:
+    """(IP address, port); gRPC writes IPv4 addresses as IPv6 ones."""
+    if not isinstance(address, tuple):
+        return None  # of another kind of socket
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
