@@ -10,6 +10,7 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import (
     CONNECT,
+    NOISE,
     TRAIN,
     exit_of,
     log,
