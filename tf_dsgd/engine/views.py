@@ -14,13 +14,13 @@ from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.state import Replicated
 
 if TYPE_CHECKING:
-    from tf_dsgd.engine.program import Program
+    from tf_dsgd.engine.parts import Parts
 
 
 class WorkerView:
     """`algorithm.Worker` while the first worker's functions are traced."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: Parts):
         self._program = program
         self.weights = [v.on_workers().template for v in program.step.weights]
 
@@ -66,7 +66,7 @@ class WorkerView:
 class ShardView:
     """`algorithm.Shard` while a shard's function is traced."""
 
-    def __init__(self, program: Program, index: int):
+    def __init__(self, program: Parts, index: int):
         self._program = program
         self.index = index
         self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
