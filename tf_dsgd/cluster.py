@@ -273,8 +273,9 @@ class SimulatedCluster(Cluster):
         network_seconds: virtual time of a message one way, likewise.
         seed: integer; seeds the delays, and nothing else.
         schedule: who fetches, steps and sends in which order, in place of delays and of what the
-            algorithm's periods would say: a list of entries `(worker, action)` or `(worker,
-            action, what)`, see below; what `strategy.recording()` gave is one.
+            algorithm's periods and `max_staleness` would say: a list of entries
+            `(worker, action)` or `(worker, action, what)`, see below; what `strategy.recording()`
+            gave is one.
         faults: must be empty in this version.
 
     The entries of a schedule, mini-batches being numbered from 0 in the order of the data, on

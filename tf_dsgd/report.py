@@ -81,7 +81,7 @@ def read(run_dir: str | Path) -> Run:
         )
     header: dict[str, Any] | None = None
     kept: list[dict[str, Any]] = []
-    offset, ended = 0.0, False
+    offset, ended, fits = 0.0, False, 0
     for record in _records(path):
         if record["kind"] == "start":
             if record["schema"] != SCHEMA:
@@ -92,11 +92,11 @@ def read(run_dir: str | Path) -> Run:
             begun = record["steps"]
             kept = [r for r in kept if begun and r["steps"] <= begun]
             offset = kept[-1]["seconds"] if kept else 0.0
-            header, ended = record, False
+            header, ended, fits = record, False, fits + 1
         elif record["kind"] == "end":
             ended = True
         elif header is not None:
-            kept.append({**record, "seconds": record["seconds"] + offset})
+            kept.append({**record, "seconds": record["seconds"] + offset, "fit": fits})
     if header is None:
         raise ValueError(f"{path} holds no run: it has no record of a start.")
     kept = [r for r in kept if len(r["workers"]["steps"]) == header["num_workers"]]
@@ -354,8 +354,8 @@ def _draw_loss(ax: Any, run: Run, axis: str, label: str) -> None:
     for sample in run.samples:
         if sample["logs"].get(name) is not None and sample[axis] is not None:
             point = (sample[axis], sample["logs"][name])
-            epochs.setdefault(sample.get("epoch"), []).append(point)
-    loop = list(epochs) == [None]
+            epochs.setdefault((sample["fit"], sample.get("epoch")), []).append(point)
+    loop = all(epoch is None for _, epoch in epochs)
     for i, points in enumerate(epochs.values()):
         what = "at samples" if loop else "running mean within an epoch"
         ax.plot(

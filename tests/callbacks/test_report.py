@@ -110,6 +110,16 @@ def test_the_page_shows_the_numbers_of_the_records(tmp_path):
         assert ax.get_ylabel() or ax is page["What5"]
 
 
+def test_epochs_of_two_fits_are_not_joined(tmp_path):
+    """The second begins to number its epochs anew, where the counts of the first go on."""
+    samples = three_samples()
+    again = {**HEADER, "steps": samples[-1]["steps"]}
+    later = record("sample", 1.0, 200, [[0, 8]], [60, 60], 1.5)
+    page = axes(written(tmp_path, [*samples, again, {**later, "epoch": samples[1]["epoch"]}]))
+    running = [x for x in page["Loss2"].lines if x.get_color() == "#0072B2" and x.get_alpha()]
+    assert [len(x.get_xdata()) for x in running] == [3, 1]
+
+
 def test_many_workers_are_drawn_as_ranges(tmp_path):
     """Worker m of 20 does m mini-batches in a second: median 9.5, and 0 is the slowest."""
     many = record("sample", 1.0, 190, [[3, 190]], list(range(20)), 1.0)

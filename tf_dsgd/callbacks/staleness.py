@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
@@ -86,7 +87,7 @@ class StalenessMonitor(keras.callbacks.Callback):
         super().__init__()
         if (
             isinstance(every_seconds, bool)
-            or not isinstance(every_seconds, (int, float))
+            or not isinstance(every_seconds, (int, float, np.integer, np.floating))
             or not 0 < every_seconds < float("inf")
         ):
             raise ValueError(
@@ -128,6 +129,10 @@ class StalenessMonitor(keras.callbacks.Callback):
             strategy: what trains.
             optimizer: whose learning rate is meant by `effective_rate`, which is NaN without.
         """
+        if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                f"optimizer must be a Keras optimizer, or None. Received: {optimizer!r}."
+            )
         if self._start is not None:
             self.stop()
         self._open(strategy, optimizer)

@@ -40,7 +40,7 @@ def check_staleness_factor(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]
         try:
             # In a graph, as the shard calls it; whatever the user's function raises is shown.
             traced = traced or tf.function(
-                lambda tau: tf.cast(scaling(tau), tf.float32), autograph=False
+                lambda tau: _real(scaling(tau)), autograph=False
             ).get_concrete_function(tf.TensorSpec([], tf.int64))
             factor = float(traced(tf.constant(staleness, tf.int64)))
         except Exception as error:
@@ -54,3 +54,10 @@ def check_staleness_factor(given: Any, scaling: Callable[[tf.Tensor], tf.Tensor]
                 f"from 0 on. Received: {given!r}, which gives {factor} at {staleness}. For 1 / tau "
                 'use "inverse", which is 1 at 0.'
             )
+
+
+def _real(factor: Any) -> tf.Tensor:
+    factor = tf.convert_to_tensor(factor)
+    if factor.dtype.is_complex:
+        raise TypeError("a complex number is no factor")
+    return tf.cast(factor, tf.float32)
