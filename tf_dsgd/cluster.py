@@ -27,8 +27,11 @@ class Cluster(abc.ABC):
     """Makes the engine on which a strategy runs."""
 
     @abc.abstractmethod
-    def configure(self) -> None:
-        """Sets what must be set before TensorFlow opens its devices."""
+    def configure(self, used: bool = False) -> None:
+        """Sets what must be set before TensorFlow opens its devices.
+
+        `used` is whether they had to be opened for an argument of the strategy: an optimizer.
+        """
 
     locked_in_graph: ClassVar[bool] = False
     """Whether functions of several processes act on a shard."""
@@ -101,7 +104,7 @@ class LocalCluster(Cluster):
             return self.num_workers
         return len(tf.config.list_physical_devices("GPU")) or _cores()
 
-    def configure(self) -> None:
+    def configure(self, used: bool = False) -> None:
         gpu.configure_by_default()
         if _tf.devices_initialised() or tf.config.list_physical_devices("GPU"):
             return
@@ -194,6 +197,7 @@ class TFCluster(Cluster):
         self._connect_timeout = connect_timeout_seconds
         self._worker_timeout = worker_timeout_seconds
         self._connected: Connection | None = None
+        self._used = False
         if self._tasks.task_type in ("worker", "ps"):
             # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
             from tf_dsgd.serve import serve
@@ -206,10 +210,10 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            self._connected = connect(self._tasks, self._connect_timeout)
+            self._connected = connect(self._tasks, self._connect_timeout, self._used)
         return self._connected
 
-    def configure(self) -> None:
+    def configure(self, used: bool = False) -> None:
         import tf_dsgd
 
         workers, ps = len(self._tasks.workers), len(self._tasks.ps)
@@ -219,6 +223,7 @@ class TFCluster(Cluster):
             version=tf_dsgd.__version__,
         )
         gpu.configure_by_default()
+        self._used = used
         _ = self._connection
 
     def check_ps(self) -> None:
@@ -340,7 +345,7 @@ class SimulatedCluster(Cluster):
     def __repr__(self) -> str:
         return self._repr
 
-    def configure(self) -> None:
+    def configure(self, used: bool = False) -> None:
         gpu.configure_by_default()
 
     def shard_devices(self) -> list[str]:

@@ -31,10 +31,12 @@ class Connection:
     Args:
         cluster: the tasks.
         timeout_seconds: how long to wait for every ps and one worker.
+        used: whether TensorFlow had to be used before.
     """
 
-    def __init__(self, cluster: tasks.Tasks, timeout_seconds: float):
+    def __init__(self, cluster: tasks.Tasks, timeout_seconds: float, used: bool = False):
         self.tasks = cluster
+        self._used = used
         self.workers = sorted(cluster.workers)
         self.shards_on_workers = not cluster.ps
         self.mute: set[str] = set()
@@ -193,7 +195,7 @@ class Connection:
             time.sleep(_LOOK_SECONDS)
 
     def _connect(self, workers: set[int]) -> None:
-        if _tf.devices_initialised():
+        if _tf.devices_initialised() and not self._used:
             say(
                 "TensorFlow was used before the strategy was made. Variables and tensors made "
                 "until now cannot be used any more: make the strategy first."
@@ -271,8 +273,8 @@ class UnequalVersions(RuntimeError):
 _connection: Connection | None = None
 
 
-def connect(cluster: tasks.Tasks, timeout_seconds: float) -> Connection:
-    """The connection to a cluster; there is one per process.
+def connect(cluster: tasks.Tasks, timeout_seconds: float, used: bool = False) -> Connection:
+    """The connection to a cluster; there is one per process. The arguments are `Connection`'s.
 
     Raises:
         RuntimeError: if this process is connected to another cluster: TensorFlow would invalidate
@@ -281,7 +283,7 @@ def connect(cluster: tasks.Tasks, timeout_seconds: float) -> Connection:
     """
     global _connection
     if _connection is None:
-        _connection = Connection(cluster, timeout_seconds)
+        _connection = Connection(cluster, timeout_seconds, used)
     elif _connection.tasks.jobs != cluster.jobs:
         raise RuntimeError(
             "This process is connected to another cluster, and TensorFlow allows one per process. "

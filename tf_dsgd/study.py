@@ -57,7 +57,7 @@ class _StackedCluster(Cluster):
     def __init__(self, num_workers: int):
         self.num_workers = num_workers
 
-    def configure(self) -> None: ...
+    def configure(self, used: bool = False) -> None: ...
 
     def shard_devices(self) -> list[str]:
         return [tf.config.list_logical_devices("CPU")[0].name]

@@ -194,7 +194,8 @@ def check_ps(which: Tasks) -> None:
         raise ValueError(
             "The cluster has no ps tasks beside chief and worker tasks, but this strategy keeps "
             'its weights there. Add "ps": ["host:port"] to the cluster, and run "python -m '
-            'tf_dsgd.serve" there. (tf_dsgd.PeriodicAveragingStrategy can do without.) '
+            'tf_dsgd.serve" there; or start all by "python -m tf_dsgd.launch --ps 1". '
+            "(tf_dsgd.PeriodicAveragingStrategy can do without.) "
             f"Received: {which.jobs}."
         )
 

@@ -217,6 +217,23 @@ def test_the_period_may_change():
     # Epoch 1: 6 single ones, then one of 4. Epochs 2 and 3: 4, 4, 2.
     assert strategy.updates == 7 + 3 + 3
     assert set(asked) >= {0, 1, 5, 6, 10, 14, 18, 20}
+    assert max(asked) <= 32  # a table of the periods is long enough that ends with the run
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("policy", ["average", "local", "reset"])
+def test_a_scaled_loss_changes_nothing(policy, optimizer):
+    """By a power of two, which floats divide by exactly; LossScaleOptimizer has one inside."""
+
+    def scaled():
+        inner = OPTIMIZERS[optimizer]()
+        return keras.optimizers.LossScaleOptimizer(inner, initial_scale=16.0)
+
+    x, y = data(24)
+    weights = []
+    for make in (OPTIMIZERS[optimizer], scaled):
+        weights.append(fit(averaging(simulated(2), every=2, policy=policy), make, x, y)[0])
+    helpers.assert_close(weights[1], weights[0], 1e-6)
 
 
 def test_moving_statistics_are_the_mean_of_the_workers():

@@ -19,6 +19,7 @@ def test_nobody_waits_for_a_worker_that_was_killed(run):
         got = report(process, "RESULT", 240.0)
         assert exit_of(process, 90.0)[0] == 0, log(process)
     assert [len(who) for _, _, who in got["killed"]] == [1, 2], json.dumps(got)
+    assert "TensorFlow was used before" not in process.text
     assert got["came_back"]
     total = STEPS * got["epochs"]
     assert got["steps"] == [total, total]

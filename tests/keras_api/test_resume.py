@@ -186,6 +186,10 @@ AVERAGING = {
         optimizer_state="reset",
         outer_optimizer=tf_dsgd.optimizers.BlockMomentum(),
     ),
+    "changing period": lambda c: tf_dsgd.PeriodicAveragingStrategy(
+        c, average_every=lambda step: 1 if step < 4 else 3
+    ),
+    "warm start": lambda c: tf_dsgd.DownpourStrategy(c, warm_start_steps=12),
     "elastic": lambda c: tf_dsgd.ElasticAveragingStrategy(c, average_every=3),
     "update": lambda c: tf_dsgd.DownpourStrategy(
         c, push_every=3, fetch_every=3, local_rule="optimizer"

@@ -221,6 +221,11 @@ class Engine(abc.ABC):
             worker.reset()
         self.exchange = self.exchange.since(self.handed_out // self.num_workers)
 
+    def go_on_from(self, steps: int) -> None:
+        """After a checkpoint was restored, of a run that had done so many mini-batches."""
+        self.handed_out = steps
+        self._reset()
+
     def _discard(self, failed: int | None) -> None:
         """After an error: sends what is whole, has the failed worker's message refused."""
         for worker in self.workers:

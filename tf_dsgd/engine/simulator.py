@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -74,7 +73,6 @@ class SimulatorEngine(Engine):
         self._arrived: Any = None
         """(header, message) that came to the shard, which takes it in before anything else."""
         self._counts: dict[int, Any] = {}
-        self._kinds = _kinds_of_rounds(exchange)
 
     def clock(self) -> float:
         return self.now
@@ -104,9 +102,6 @@ class SimulatorEngine(Engine):
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush
-        for fetches, sends in self._kinds:
-            program.turn(fetches, sends)
-            program.turn(fetches, sends, arrived=True)
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -229,18 +224,13 @@ class SimulatorEngine(Engine):
             self._put(time, worker)
 
     def _work(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
-        """Fetch, local steps, and what is to be sent, in one call where that was foreseen."""
-        if (fetches, sends) in self._kinds:
-            if self._arrived is None:
-                return self.program.turn(fetches, sends)[m](self._count(steps), queue)
-            message = tf.nest.flatten(self._arrived, expand_composites=True)
-            self._arrived = None
-            turn = self.program.turn(fetches, sends, arrived=True)[m]
-            return turn(self._count(steps), queue, *message)
-        self._take_in()
-        version = self.program.fetch[m]() if fetches else None
-        self.program.work[m](self._count(steps), queue)
-        return version, *(self.program.collect[m]() if sends else ())
+        """Takes in what arrived, fetches, does local steps, collects what is sent: in one call."""
+        if self._arrived is None:
+            return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+        message = tf.nest.flatten(self._arrived, expand_composites=True)
+        self._arrived = None
+        turn = self.program.turn(fetches, sends, arrived=True)[m]
+        return turn(self._count(steps), queue, *message)
 
     def _count(self, steps: int) -> Any:
         if steps not in self._counts:
@@ -281,15 +271,3 @@ class SimulatorEngine(Engine):
         worker.clock += 1
         self._put(self.now, worker)
         self._wake()
-
-
-def _kinds_of_rounds(exchange: ExchangeRule) -> set[tuple[bool, bool]]:
-    """(fetches, sends) of the rounds that a worker does again and again; few, or none."""
-    period = math.lcm(exchange.push_every, exchange.fetch_every)
-    step = 0
-    kinds: set[tuple[bool, bool]] = set()
-    while step < period and len(kinds) < 3:
-        fetches = exchange.fetch_due(step)
-        step += exchange.steps_to_event(step)
-        kinds.add((fetches, exchange.push_due(step)))
-    return kinds

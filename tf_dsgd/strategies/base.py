@@ -70,7 +70,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.algorithm = algorithm
         if self.needs_ps:
             cluster.check_ps()
-        cluster.configure()
+        # Read now: its variables cannot be used any more once this process is in a cluster.
+        shard_config = None if shard_optimizer is None else shard_optimizer.get_config()
+        cluster.configure(used=shard_optimizer is not None)
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()
         self._shard_bytes = [0] * self.num_shards
@@ -102,8 +104,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         if shard_optimizer is not None:
             # Its rate and its count of updates must be this strategy's variables.
             with self.scope():
-                config = shard_optimizer.get_config()
-                self._shard_optimizer = type(shard_optimizer).from_config(config)
+                self._shard_optimizer = type(shard_optimizer).from_config(shard_config)
 
     # -- what users read --------------------------------------------------------------------
 

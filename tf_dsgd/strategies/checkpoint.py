@@ -83,6 +83,7 @@ class Checkpoint:
             shard.restore(own, store.incarnations)
         store.restore_sequences(arrays["sequences"])
         self._engine.restore(arrays)
+        self._engine.go_on_from(shards[0].steps_done())
         for name, variable in self._of_workers():
             if name in arrays:
                 variable.restore_copies(arrays[name])

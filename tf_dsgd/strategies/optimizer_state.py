@@ -33,6 +33,10 @@ class OptimizerState:
     counters: list[ReplicaVariable]
     others: list[ReplicaVariable]
 
+    def __contains__(self, variable: object) -> bool:
+        parts = (self.momenta, self.averages, self.counters, self.others)
+        return any(variable is each for part in parts for each in part)
+
 
 def state_of(optimizer: Any, written: Iterable[ReplicaVariable]) -> OptimizerState:
     """Sorts those of the written variables that are the optimizer's."""

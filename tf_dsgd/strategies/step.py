@@ -130,11 +130,13 @@ class TracedStep:
         if self._local.sends_statistics:
             self.weights += [v for v in written if v.kind is Kind.STATISTIC and v.dtype.is_floating]
         self._resets: list[ReplicaVariable] = []
-        own = [v for v in written if v is not self._steps]
+        unsorted = [v for v in written if v is not self._steps]
         for optimizer in self._optimizers:
             if optimizer is self._shard_optimizer:
                 continue
-            state = state_of(optimizer, own)
+            state = state_of(optimizer, unsorted)
+            # One inside another (LossScaleOptimizer's) is among the optimizers itself.
+            unsorted = [v for v in unsorted if v not in state]
             owned = state.others
             if self._local.sends_slots:
                 self.weights += [*state.momenta, *state.averages]

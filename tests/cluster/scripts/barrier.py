@@ -14,7 +14,10 @@ import tf_dsgd
 
 STEPS = 300
 
-strategy = tf_dsgd.PeriodicAveragingStrategy(average_every=3)
+# As the outer optimizer this is the plain mean; it is made before this process is in the cluster.
+strategy = tf_dsgd.PeriodicAveragingStrategy(
+    average_every=3, outer_optimizer=keras.optimizers.SGD(1.0)
+)
 with strategy.scope():
     # Two weights, one on each ps. The gradient of both is 1, so that Adam's steps are 1, too.
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
