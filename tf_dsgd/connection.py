@@ -295,7 +295,8 @@ def connect(cluster: tasks.Tasks, timeout_seconds: float, used: bool = False) ->
 def say(message: str, version: str = "") -> None:
     """Writes a line for whoever watches the job."""
     who = f"tf_dsgd {version}" if version else "tf_dsgd"
-    print(f"{who}: {message}", file=sys.stderr, flush=True)
+    # Line and end in one piece: other threads and processes write, too.
+    print(f"{who}: {message}\n", end="", file=sys.stderr, flush=True)
 
 
 def _device(job: str, index: int, kind: str = "CPU") -> str:
