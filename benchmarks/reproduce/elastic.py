@@ -6,7 +6,8 @@ Zhang, Choromanska and LeCun (NIPS 2015) train convolutional networks with 4, 8 
 periods of 1, 4, 16 and 64: Downpour becomes unstable as the period grows, EASGD stays stable, and
 EAMSGD, with Nesterov momentum on the workers, is best. Here the task of teacher.py, mini-batches
 that take an exponentially distributed time, the same number of mini-batches in all settings.
-elasticity is the paper's 0.9 / M; Downpour has SGD on the shard, and the same rate on the workers.
+elasticity is the paper's 0.9 / M. Downpour is that of the same paper: workers make SGD steps and
+push their sum, which the shard adds (local_rule="optimizer").
 """
 
 import setting  # isort: skip (finds the package and `runs`)
@@ -27,7 +28,9 @@ SGD_RATES = teacher.powers(-7, 0)
 
 
 def downpour(cluster: tf_dsgd.SimulatedCluster, period: int) -> tf_dsgd.DownpourStrategy:
-    return tf_dsgd.DownpourStrategy(cluster, push_every=period, fetch_every=period)
+    return tf_dsgd.DownpourStrategy(
+        cluster, push_every=period, fetch_every=period, local_rule="optimizer"
+    )
 
 
 def elastic(cluster: tf_dsgd.SimulatedCluster, period: int) -> tf_dsgd.ElasticAveragingStrategy:

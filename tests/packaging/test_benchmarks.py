@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+import tf_dsgd
 from tests.optimizers import twins
 from tests.packaging.repository import ROOT, run_python
 
@@ -225,8 +226,6 @@ def test_the_studies_of_averaging_equal_a_twin(reproduce):
     """Of every rate and seed trained side by side, one after the other."""
     import teacher
 
-    import tf_dsgd
-
     seeds, rates, workers, period, steps = [3, 8], [0.05, 0.2], 2, 3, 24
     task = teacher.Task(seeds)
     strategy = tf_dsgd.PeriodicAveragingStrategy(teacher.simulated(workers), average_every=period)
@@ -250,14 +249,57 @@ def test_the_studies_of_averaging_equal_a_twin(reproduce):
 def test_averaging_at_every_step_equals_keras_on_the_joint_batch(reproduce):
     import teacher
 
-    import tf_dsgd
-
     task = teacher.Task([1, 2])
     strategy = tf_dsgd.PeriodicAveragingStrategy(teacher.simulated(4), average_every=1)
     together = teacher.train(strategy, keras.optimizers.SGD, [0.1, 0.5], task, 8, 64)
     joint = teacher.train(None, keras.optimizers.SGD, [0.1, 0.5], task, 32, 16)
     assert together["updates"] == joint["updates"] == 16
     np.testing.assert_allclose(together["loss"], joint["loss"], rtol=1e-4)
+
+
+AVERAGING = {
+    "BMUF": ("averaging", {"outer_optimizer": tf_dsgd.optimizers.BlockMomentum()}, "SGD"),
+    "DiLoCo": ("averaging", {"outer_optimizer": keras.optimizers.SGD(0.7, 0.9, True)}, "AdamW"),
+    "reset": ("averaging", {"optimizer_state": "reset"}, "Adam"),
+    "EAMSGD": ("elastic", {}, functools.partial(keras.optimizers.SGD, momentum=0.9, nesterov=True)),
+    "Downpour": ("downpour", {}, "SGD"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AVERAGING)
+def test_runs_side_by_side_are_those_of_an_ordinary_model(reproduce, name):
+    import teacher
+
+    kind, options, optimizer = AVERAGING[name]
+    optimizer = getattr(keras.optimizers, optimizer) if isinstance(optimizer, str) else optimizer
+    seeds, rates, steps = [2, 5], [0.02, 0.05], 32
+
+    def strategy():
+        cluster = teacher.simulated(2, tf_dsgd.Exponential(1.0))
+        if kind == "downpour":
+            return tf_dsgd.DownpourStrategy(
+                cluster, push_every=4, fetch_every=4, local_rule="optimizer"
+            )
+        if kind == "elastic":
+            return tf_dsgd.ElasticAveragingStrategy(cluster, average_every=4)
+        return tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=4, **options)
+
+    result = teacher.train(strategy(), optimizer, rates, teacher.Task(seeds), 8, steps)
+    alone, rate = teacher.Task(seeds[1:]), rates[1]
+    with strategy().scope():
+        model = keras.Sequential(
+            [keras.Input((32,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+        )
+        model.set_weights(first_weights(seeds[1]))
+        fall = [rate, 0.1 * rate, 0.01 * rate]
+        schedule = keras.optimizers.schedules.PiecewiseConstantDecay([15, 23], fall)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer(schedule), loss)
+    data = alone.batches(8, steps).map(lambda x, y: (x[:, 0], y[:, 0]))
+    model.fit(data, shuffle=False, verbose=0)
+    judged = teacher.judge(np.array(model(alone.x_held[:, 0]))[None, None], alone.y_held.T)
+    assert result["loss"][1][1] == pytest.approx(judged["loss"][0][0], rel=1e-4)
 
 
 def test_a_rate_is_never_chosen_by_the_seed_it_is_judged_by(reproduce):
