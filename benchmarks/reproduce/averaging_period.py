@@ -11,7 +11,9 @@ compared is what was learnt from equally many examples. Then the time of an epoc
 
 import setting  # isort: skip (finds the package and `runs`)
 
+import json
 import statistics
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -109,17 +111,16 @@ def plot(results: list[dict], path: str) -> None:
     pyplot = setting.pyplot()
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.2))
     periods = [period for period in learnt if period]
-    for style, judged in (
-        ("ko-", [teacher.chosen(learnt[p]["error"]) for p in periods]),
-        *shared_rate(learnt, periods),
-    ):
-        label = "at its own best rate" if style == "ko-" else "at the best rate of 1"
-        errors = [np.std(e, ddof=1) / len(e) ** 0.5 for e in judged]
-        axes[0].errorbar(periods, [np.mean(e) for e in judged], errors, fmt=style, label=label)
     if learnt:
-        alone = np.mean(teacher.chosen(learnt[0]["error"]))
-        axes[0].axhline(alone, color="0.6", linestyle=":", label=ALONE)
-    axes[0].set_ylabel("held-out error, %")
+        alone = teacher.chosen(learnt[0]["error"])
+        own = [teacher.chosen(learnt[p]["error"]) - alone for p in periods]
+        teacher.curve(axes[0], periods, own, "ko-", "at its own best rate")
+    if 1 in learnt:
+        place = teacher.best(np.array(learnt[1]["error"]))
+        kept = [np.array(learnt[p]["error"][place]) - alone for p in periods]
+        teacher.curve(axes[0], periods, kept, "C0s--", "at the best rate of 1")
+    axes[0].axhline(0, color="0.6", linestyle=":")
+    axes[0].set_ylabel("error above one worker, points")
     axes[0].legend(fontsize=7)
     periods = [period for period in timed if period]
     if timed:
@@ -136,13 +137,6 @@ def plot(results: list[dict], path: str) -> None:
     figure.savefig(path, dpi=90)
 
 
-def shared_rate(learnt: dict[int, dict], periods: list[int]) -> list[tuple[str, list]]:
-    if 1 not in learnt:
-        return []
-    place = teacher.best(np.array(learnt[1]["error"]))
-    return [("C0s--", [np.array(learnt[p]["error"][place]) for p in periods])]
-
-
 def main() -> None:
     parser = teacher.arguments(__doc__, steps=16_384, seeds=8)
     parser.add_argument("--periods", default=",".join(str(period) for period in PERIODS))
@@ -151,10 +145,13 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3, help="of the time")
     parser.add_argument("--examples", type=int, default=65_536, help="of an epoch that is timed")
     parser.add_argument("--epochs", type=int, default=1, help="timed, after one that is not")
+    parser.add_argument("--beside", help="a --json of the other part, for tables and plot")
     options = parser.parse_args()
     periods, parts = setting.numbers(options.periods), options.parts.split(",")
     results = learn(options, periods) if "accuracy" in parts else []
     results += clock(options, periods) if "time" in parts else []
+    if options.beside:
+        results = json.loads(Path(options.beside).read_text())["results"] + results
     setting.finish(options, results, report, plot)
 
 

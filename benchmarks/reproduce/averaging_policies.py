@@ -21,7 +21,7 @@ import tf_dsgd
 POLICIES = ("average", "local", "reset")
 OPTIMIZERS = {
     "SGD, momentum 0.9": (partial(keras.optimizers.SGD, momentum=0.9), teacher.powers(-7, -1)),
-    "Adam": (keras.optimizers.Adam, teacher.powers(-11, -5)),
+    "Adam": (keras.optimizers.Adam, teacher.powers(-10, -3)),
 }
 
 
@@ -69,20 +69,20 @@ def plot(results: list[dict], path: str) -> None:
     figure, axes = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False)
     for axis, name in zip(axes[0], names, strict=True):
         periods = [period for other, period in cells(results) if other == name]
+        alone = teacher.chosen(find(results, name, 0, "")["error"])
         for place, policy in enumerate(POLICIES):
-            judged = [
-                teacher.chosen(find(results, name, period, policy)["error"]) for period in periods
+            errors = [
+                teacher.chosen(find(results, name, period, policy)["error"]) - alone
+                for period in periods
             ]
-            errors = [np.std(e, ddof=1) / len(e) ** 0.5 for e in judged]
             shifted = [period * 1.04 ** (place - 1) for period in periods]
             style = ("ko-", "C0s--", "C1^:")[place]
-            axis.errorbar(shifted, [np.mean(e) for e in judged], errors, fmt=style, label=policy)
-        alone = np.mean(teacher.chosen(find(results, name, 0, "")["error"]))
-        axis.axhline(alone, color="0.6", linestyle=":", label="one worker")
+            teacher.curve(axis, shifted, errors, style, policy)
+        axis.axhline(0, color="0.6", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_xlabel("average_every")
         axis.set_title(name)
-    axes[0, 0].set_ylabel("held-out error, %")
+    axes[0, 0].set_ylabel("error above one worker, points")
     axes[0, 0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=90)

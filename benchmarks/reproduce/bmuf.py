@@ -81,14 +81,14 @@ def plot(results: list[dict], path: str) -> None:
         (axes[1], lambda r: np.array(r["error"][place]), "all at the best rate of one worker"),
     ):
         for method, style in zip(METHODS, STYLES, strict=True):
-            values = [judged(find(results, method, m)) for m in workers]
-            errors = [np.std(e, ddof=1) / len(e) ** 0.5 for e in values]
-            axis.errorbar(workers, [np.mean(e) for e in values], errors, fmt=style, label=method)
-        axis.axhline(np.mean(judged(lone)), color="0.6", linestyle=":", label=ALONE)
+            errors = [judged(find(results, method, m)) - judged(lone) for m in workers]
+            teacher.curve(axis, workers, errors, style, method)
+        axis.axhline(0, color="0.6", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_xlabel("workers")
         axis.set_title(title, fontsize=9)
-    axes[0].set_ylabel("held-out error, %")
+    axes[0].set_ylabel("error above one worker, points")
+    axes[0].set_ylim(-0.7, 9)  # what is worse is in the table
     axes[0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=90)

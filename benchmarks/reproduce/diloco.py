@@ -20,7 +20,7 @@ import teacher
 
 import tf_dsgd
 
-RATES = teacher.powers(-11, -5)
+RATES = teacher.powers(-10, -3)
 SYNCHRONOUS, ALONE = "synchronous", "one worker"
 
 

@@ -24,7 +24,7 @@ import tf_dsgd
 
 ALONE = "one worker"
 nesterov = partial(keras.optimizers.SGD, momentum=0.9, nesterov=True)
-SGD_RATES = teacher.powers(-7, 0)
+SGD_RATES = teacher.powers(-8, 0)
 
 
 def downpour(cluster: tf_dsgd.SimulatedCluster, period: int) -> tf_dsgd.DownpourStrategy:
@@ -40,7 +40,7 @@ def elastic(cluster: tf_dsgd.SimulatedCluster, period: int) -> tf_dsgd.ElasticAv
 METHODS = {
     "Downpour": (downpour, keras.optimizers.SGD, SGD_RATES),
     "EASGD": (elastic, keras.optimizers.SGD, SGD_RATES),
-    "EAMSGD": (elastic, nesterov, teacher.powers(-10, -3)),
+    "EAMSGD": (elastic, nesterov, teacher.powers(-8, -1)),
 }
 STYLES = ("ko-", "C0s--", "C1^:")
 
@@ -117,18 +117,17 @@ def plot(results: list[dict], path: str) -> None:
     figure, axes = pyplot.subplots(
         1, len(counts), figsize=(3.2 * len(counts) + 0.5, 3.2), sharey=True, squeeze=False
     )
-    alone = np.mean(teacher.chosen(find(results, ALONE, 1, 0)["error"]))
+    alone = teacher.chosen(find(results, ALONE, 1, 0)["error"])
     for axis, m in zip(axes[0], counts, strict=True):
         periods = [period for other, period in cells(results) if other == m]
         for method, style in zip(METHODS, STYLES, strict=True):
-            judged = [teacher.chosen(find(results, method, m, p)["error"]) for p in periods]
-            errors = [np.std(e, ddof=1) / len(e) ** 0.5 for e in judged]
-            axis.errorbar(periods, [np.mean(e) for e in judged], errors, fmt=style, label=method)
-        axis.axhline(alone, color="0.6", linestyle=":", label=ALONE)
+            errors = [teacher.chosen(find(results, method, m, p)["error"]) - alone for p in periods]
+            teacher.curve(axis, periods, errors, style, method)
+        axis.axhline(0, color="0.6", linestyle=":")
         axis.set_xscale("log", base=2)
         axis.set_xlabel("period")
         axis.set_title(f"M = {m}", fontsize=9)
-    axes[0, 0].set_ylabel("held-out error, %")
+    axes[0, 0].set_ylabel("error above one worker, points")
     axes[0, 0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=90)

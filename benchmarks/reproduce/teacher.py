@@ -179,6 +179,12 @@ def rate_of(result: dict, measure: str = "error") -> str:
     return power(result["rates"][place]) + (", edge" if at_the_edge else "")
 
 
+def curve(axis: Any, x: Sequence[float], values: Sequence[np.ndarray], style: str, label: str):
+    """Means with their standard errors."""
+    errors = [np.std(v, ddof=1) / len(v) ** 0.5 for v in values]
+    axis.errorbar(x, [np.mean(v) for v in values], errors, fmt=style, label=label)
+
+
 def arguments(description: str, steps: int, seeds: int):
     """The command line that the studies on this task share."""
     parser = setting.arguments(description)
