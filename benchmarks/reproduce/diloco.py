@@ -84,7 +84,9 @@ def report(results: list[dict]) -> str:
 def plot(results: list[dict], path: str) -> None:
     pyplot = setting.pyplot()
     periods = sorted({r["period"] for r in results} - {0})
-    figure, axes = pyplot.subplots(1, len(periods), figsize=(4 * len(periods), 3.2), sharey=True)
+    figure, axes = pyplot.subplots(
+        1, len(periods), figsize=(2.9 * len(periods) + 0.5, 3.2), sharey=True
+    )
     for axis, period in zip(np.atleast_1d(axes), periods, strict=True):
         for method, style in zip(METHODS, STYLES, strict=True):
             result = find(results, method, period)
@@ -99,14 +101,14 @@ def plot(results: list[dict], path: str) -> None:
     least = min(np.mean(r["loss"], 1).min() for r in results)
     np.atleast_1d(axes)[0].set_ylim(least - 0.02, least + 0.5)
     np.atleast_1d(axes)[0].set_ylabel("held-out loss")
-    np.atleast_1d(axes)[-1].legend(fontsize=6)
+    np.atleast_1d(axes)[0].legend(fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
 
 
 def main() -> None:
     parser = teacher.arguments(__doc__, steps=16_384, seeds=6)
-    parser.add_argument("--periods", default="16,64,256")
+    parser.add_argument("--periods", default="4,16,64,256")
     parser.add_argument("--workers", type=int, default=8)
     options = parser.parse_args()
     task = teacher.Task(setting.numbers(options.seeds))
