@@ -5,10 +5,9 @@
 Douillard et al. (2023) train language models on 8 workers that meet every 500 steps: AdamW inside,
 SGD with Nesterov momentum (rate 0.7, momentum 0.9) on the mean difference outside. That does as
 well as synchronous training with 8 times the mini-batch, and better than plain averaging. Here the
-task of teacher.py, at a very small scale: AdamW, 8 simulated workers from the first step on
-(theirs begin with a model that is trained somewhat), the same examples for all. Synchronous
-training is plain Keras on the joint mini-batch; "one worker" is plain Keras on the mini-batches of
-one of the 8, an eighth of the examples.
+task of teacher.py, at a very small scale: AdamW, 8 simulated workers, the same examples for all.
+Synchronous training is plain Keras on the joint mini-batch; "one worker" is plain Keras on the
+mini-batches of one of the 8, an eighth of the examples.
 """
 
 import setting  # isort: skip (finds the package and `runs`)
@@ -84,9 +83,8 @@ def report(results: list[dict]) -> str:
 def plot(results: list[dict], path: str) -> None:
     pyplot = setting.pyplot()
     periods = sorted({r["period"] for r in results} - {0})
-    figure, axes = pyplot.subplots(
-        1, len(periods), figsize=(2.9 * len(periods) + 0.5, 3.2), sharey=True
-    )
+    size = (2.9 * len(periods) + 0.5, 3.2)
+    figure, axes = pyplot.subplots(1, len(periods), figsize=size, sharey=True)
     for axis, period in zip(np.atleast_1d(axes), periods, strict=True):
         for method, style in zip(METHODS, STYLES, strict=True):
             result = find(results, method, period)
