@@ -6,15 +6,21 @@ Su and Chen (2015) average the parameters of workers that train speech models wi
 10 to 20 mini-batches is acceptable, and with longer ones accuracy falls. Here the task of
 teacher.py, SGD, 8 simulated workers, and the same number of mini-batches for every period: what is
 compared is what was learnt from equally many examples. Then the time of an epoch on this machine
-(contenders.py: an MLP 784-512-512-10, two local workers), of each period beside plain `fit`.
+(contenders.py's MLP 784-512-512-10, batch 64, two local workers), of each period beside plain
+`fit`.
 """
 
 import setting  # isort: skip (finds the package and `runs`)
 
+import contextlib
 import json
+import os
 import statistics
+import time
 from pathlib import Path
+from typing import Any
 
+import contenders
 import keras
 import numpy as np
 import runs
@@ -43,21 +49,50 @@ def learn(options, periods: list[int]) -> list[dict]:
     return results
 
 
+class Contender:
+    """A model that is trained on this machine, an epoch at a time; `period` 0 is plain Keras."""
+
+    def __init__(self, period: int, data: dict):
+        self.period, self.data = period, data
+        self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
+        scope: Any = contextlib.nullcontext()
+        if period:
+            cluster = tf_dsgd.LocalCluster(2)
+            scope = tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=period).scope()
+        with scope:
+            self.model = contenders.build_model(contenders.Spec())
+        self.epoch()  # traces
+        self.seconds.clear(), self.cpu_seconds.clear()
+
+    def epoch(self) -> None:
+        """One epoch, until a weight has been read, by which all updates are made."""
+        start, cpu = time.perf_counter(), time.process_time()
+        self.model.fit(**self.data, batch_size=64, verbose=0)
+        self.model.trainable_variables[-1].numpy()
+        self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append(time.process_time() - cpu)
+
+
 def clock(options, periods: list[int]) -> list[dict]:
-    common = {"examples": options.examples, "epochs": options.epochs}
-    specs = {"plain fit": {"kind": "keras", **common}}
-    for period in periods:
-        specs[str(period)] = {"kind": "averaging", "period": period, **common}
-    found = runs.interleaved("contenders.py", specs, options.repetitions)
-    ratios = {name: runs.ratios(found, name, "plain fit") for name in specs}
+    """All in this process, in turn: a slow minute of the machine hits all alike."""
+    x, y = contenders.make_data(contenders.Spec(examples=options.examples))
+    found = [Contender(period, {"x": x, "y": y}) for period in [0, *periods]]
+    for _ in range(options.repetitions):
+        for contender in found:
+            contender.epoch()
+    plain = found[0]
     return [
         {
             "part": "time",
-            "period": 0 if name == "plain fit" else int(name),
-            "seconds": [o["seconds"] / options.epochs for o in outcomes],
-            "speed": ratios[name],
+            "period": c.period,
+            "seconds": c.seconds,
+            "cpu_seconds": c.cpu_seconds,
+            "beside_plain": np.divide(c.seconds, plain.seconds).tolist(),
+            "cpu_beside_plain": np.divide(c.cpu_seconds, plain.cpu_seconds).tolist(),
+            "load": os.getloadavg()[0],
         }
-        for name, outcomes in found.items()
+        for c in found
     ]
 
 
@@ -95,15 +130,22 @@ def accuracy_table(learnt: dict[int, dict]) -> str:
 def time_table(timed: dict[int, dict]) -> str:
     if not timed:
         return ""
+    measures = {
+        "seconds of an epoch": "seconds",
+        "beside plain fit": "beside_plain",
+        "CPU seconds": "cpu_seconds",
+        "CPU beside plain fit": "cpu_beside_plain",
+    }
     rows = [
         [
             str(period) if period else "plain fit",
-            runs.spread(result["seconds"], 2),
-            runs.spread(result["speed"], 2),
+            *(runs.spread(result[name], 2) for name in measures.values()),
         ]
         for period, result in timed.items()
     ]
-    return runs.table(["average_every", "seconds of an epoch", "speed beside plain fit"], rows)
+    load = next(iter(timed.values()))["load"]
+    table = runs.table(["average_every", *measures], rows)
+    return f"Load of the machine at the end: {load:.1f}\n\n{table}"
 
 
 def plot(results: list[dict], path: str) -> None:
@@ -124,11 +166,11 @@ def plot(results: list[dict], path: str) -> None:
     axes[0].legend(fontsize=7)
     periods = [period for period in timed if period]
     if timed:
-        seconds = {p: statistics.median(r["seconds"]) for p, r in timed.items()}
+        seconds = {p: statistics.median(r["cpu_seconds"]) for p, r in timed.items()}
         axes[1].plot(periods, [seconds[p] for p in periods], "ko-", label="two workers")
         axes[1].axhline(seconds[0], color="0.6", linestyle=":", label="plain fit")
         axes[1].set_ylim(0)
-        axes[1].set_ylabel("seconds of an epoch")
+        axes[1].set_ylabel("CPU seconds of an epoch")
         axes[1].legend(fontsize=7)
     for axis in axes:
         axis.set_xscale("log", base=2)
@@ -142,9 +184,8 @@ def main() -> None:
     parser.add_argument("--periods", default=",".join(str(period) for period in PERIODS))
     parser.add_argument("--workers", type=int, default=8, help="simulated ones")
     parser.add_argument("--parts", default="accuracy,time")
-    parser.add_argument("--repetitions", type=int, default=3, help="of the time")
-    parser.add_argument("--examples", type=int, default=65_536, help="of an epoch that is timed")
-    parser.add_argument("--epochs", type=int, default=1, help="timed, after one that is not")
+    parser.add_argument("--repetitions", type=int, default=5, help="epochs that are timed")
+    parser.add_argument("--examples", type=int, default=32_768, help="of an epoch that is timed")
     parser.add_argument("--beside", help="a --json of the other part, for tables and plot")
     options = parser.parse_args()
     periods, parts = setting.numbers(options.periods), options.parts.split(",")
