@@ -10,6 +10,8 @@ once in the paper's classical and once in its Nesterov form.
 
 import setting  # isort: skip (finds the package and `runs`)
 
+import functools
+
 import keras
 import numpy as np
 import runs
@@ -17,7 +19,7 @@ import teacher
 
 import tf_dsgd
 
-RATES = teacher.powers(-5, 1)
+RATES, MOMENTUM_RATES = teacher.powers(-5, 1), teacher.powers(-8, -2)
 ALONE = "one worker"
 METHODS = {
     "plain averaging": lambda: None,
@@ -33,11 +35,12 @@ def measure(options, method: str, workers: int, task: teacher.Task) -> dict:
         strategy = tf_dsgd.PeriodicAveragingStrategy(
             teacher.simulated(workers),
             average_every=options.period,
+            optimizer_state=options.optimizer_state,
             outer_optimizer=METHODS[method](),
         )
-    result = teacher.train(
-        strategy, keras.optimizers.SGD, RATES, task, options.batch_size, options.steps
-    )
+    optimizer = functools.partial(keras.optimizers.SGD, momentum=options.momentum)
+    rates = MOMENTUM_RATES if options.momentum else RATES
+    result = teacher.train(strategy, optimizer, rates, task, options.batch_size, options.steps)
     print(method, workers, np.mean(result["error"], 1).round(2).tolist(), flush=True)
     return {"method": method, **result}
 
@@ -98,6 +101,8 @@ def main() -> None:
     parser = teacher.arguments(__doc__, steps=16_384, seeds=6)
     parser.add_argument("--period", type=int, default=8)
     parser.add_argument("--workers", default="2,4,8,16,32")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of the workers' SGD")
+    parser.add_argument("--optimizer_state", default="average", help="matters with momentum")
     options = parser.parse_args()
     task = teacher.Task(setting.numbers(options.seeds))
     results = [measure(options, ALONE, 1, task)]
