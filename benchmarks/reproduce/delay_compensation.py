@@ -16,19 +16,16 @@ others, so that a method with more settings to choose from gains nothing by that
 
 import setting  # isort: skip (finds the package and `runs`)
 
-from typing import Any
-
 import keras
 import numpy as np
 import runs
 import side_by_side
-import tensorflow as tf
+import teacher
 
 import tf_dsgd
 from tf_dsgd.study import timetable
 
-BATCH, INPUTS, TEACHER, STUDENT, CLASSES = 32, 32, 16, 64, 10
-TRAINED, HELD_OUT, NOISE = 20_000, 10_000, 0.1
+BATCH, TRAINED = 32, teacher.TRAINED
 RATES = (-5, 1)  # powers of 2, from and to
 DECAY = 0.95  # of the mean square
 METHODS = {
@@ -36,30 +33,6 @@ METHODS = {
     "DC-ASGD-c": (None, (1.0, 10.0, 100.0)),
     "DC-ASGD-a": (DECAY, (0.3, 1.0, 3.0, 10.0)),
 }
-
-
-class Falling(side_by_side.Rates):
-    """To a tenth at half, and again at three quarters, of the updates."""
-
-    def __init__(self, rates: list[float], updates: int):
-        super().__init__(rates)
-        self.updates = updates
-
-    def __call__(self, step: Any) -> tf.Tensor:
-        drops = sum(tf.cast(step >= self.updates * k // 4, tf.float32) for k in (2, 3))
-        return super().__call__(step) * 0.1**drops
-
-
-def taught(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and classes; the held-out ones, last, have no noise."""
-    random = np.random.default_rng(seed)
-    first = random.standard_normal((INPUTS, TEACHER)) / INPUTS**0.5
-    second = random.standard_normal((TEACHER, CLASSES))
-    x = random.standard_normal((TRAINED + HELD_OUT, INPUTS))
-    y = np.argmax(np.tanh(2 * x @ first) @ second, 1)
-    wrong = random.random(len(y)) < NOISE
-    wrong[TRAINED:] = False
-    return x.astype("float32"), np.where(wrong, random.integers(0, CLASSES, len(y)), y)
 
 
 def measure(
@@ -72,7 +45,7 @@ def measure(
     x, y = (np.stack(part, 1) for part in zip(*data, strict=True))
 
     def optimizer(given: side_by_side.Rates) -> keras.optimizers.Optimizer:
-        rate = Falling(given.rates, updates)
+        rate = teacher.Falling(given.rates, updates)
         if method == "SGD":
             return keras.optimizers.SGD(rate)
         return tf_dsgd.optimizers.DelayCompensatedSGD(rate, lam, decay)
@@ -84,8 +57,8 @@ def measure(
         rates,
         seeds,
         lambda rates, seeds: [
-            side_by_side.Dense(rates, seeds, STUDENT, "relu"),
-            side_by_side.Dense(rates, seeds, CLASSES),
+            side_by_side.Dense(rates, seeds, teacher.STUDENT, "relu"),
+            side_by_side.Dense(rates, seeds, teacher.CLASSES),
         ],
         x[:TRAINED],
         y[:TRAINED],
@@ -212,7 +185,7 @@ def main() -> None:
     parser.add_argument("--tuning", type=int, default=4, help="seeds that choose; judge: the rest")
     options = parser.parse_args()
     seeds = setting.numbers(options.seeds)
-    data = [taught(seed) for seed in seeds]
+    data = [teacher.taught(seed) for seed in seeds]
     results = []
     for workers in [1, *setting.numbers(options.workers)]:
         for method, (_, lams) in METHODS.items():

@@ -1,0 +1,194 @@
+"""A task made by a random network, training on it through `fit`, and the choice of a rate.
+
+A network 32-16-10 (tanh) of each seed's own says which class a standard normal input has: that of
+its largest output, and with probability 0.1 any class. 20,000 examples are there to train on and
+10,000 to judge by, whose labels are not replaced. The student is a network 32-64-10 (relu).
+
+Runs that differ in rate and seed alone are trained together (side_by_side.py).
+"""
+
+import setting  # isort: skip (finds the package and `runs`)
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import side_by_side
+import tensorflow as tf
+from keras import ops
+
+import tf_dsgd
+
+_ = setting
+
+INPUTS, TEACHER, STUDENT, CLASSES = 32, 16, 64, 10
+TRAINED, HELD_OUT, NOISE = 20_000, 10_000, 0.1
+
+
+class Falling(side_by_side.Rates):
+    """To a tenth at half, and again at three quarters, of the steps."""
+
+    def __init__(self, rates: list[float], steps: int):
+        super().__init__(rates)
+        self.steps = steps
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        drops = sum(tf.cast(step >= self.steps * k // 4, tf.float32) for k in (2, 3))
+        return super().__call__(step) * 0.1**drops
+
+
+def taught(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and classes; the held-out ones, last, have no noise."""
+    random = np.random.default_rng(seed)
+    first = random.standard_normal((INPUTS, TEACHER)) / INPUTS**0.5
+    second = random.standard_normal((TEACHER, CLASSES))
+    x = random.standard_normal((TRAINED + HELD_OUT, INPUTS))
+    y = np.argmax(np.tanh(2 * x @ first) @ second, 1)
+    wrong = random.random(len(y)) < NOISE
+    wrong[TRAINED:] = False
+    return x.astype("float32"), np.where(wrong, random.integers(0, CLASSES, len(y)), y)
+
+
+class Task:
+    """Every seed's data: x `[examples, seeds, inputs]`, y `[examples, seeds]`."""
+
+    def __init__(self, seeds: Sequence[int]):
+        self.seeds = list(seeds)
+        x, y = (np.stack(part, 1) for part in zip(*map(taught, self.seeds), strict=True))
+        self.x, self.x_held = x[:TRAINED], x[TRAINED:]
+        self.y, self.y_held = y[:TRAINED], y[TRAINED:]
+
+    def order(self, count: int) -> np.ndarray:
+        """The first `count` examples in the order of training, each once before any again."""
+        random = np.random.default_rng(0)
+        epochs = -(-count // TRAINED)
+        return np.concatenate([random.permutation(TRAINED) for _ in range(epochs)])[:count]
+
+    def batches(self, batch_size: int, steps: int) -> tf.data.Dataset:
+        """All mini-batches as one epoch, so that nothing meets early at the ends of epochs."""
+        x, y = tf.constant(self.x), tf.constant(self.y)
+        data = tf.data.Dataset.from_tensor_slices(self.order(batch_size * steps))
+        data = data.batch(batch_size, drop_remainder=True)
+        return data.map(lambda i: (tf.gather(x, i), tf.gather(y, i))).prefetch(64)
+
+
+def simulated(workers: int, compute: object = 1.0) -> tf_dsgd.SimulatedCluster:
+    """Workers on a virtual clock, by default of one speed; messages take no time."""
+    return tf_dsgd.SimulatedCluster(workers, compute_seconds=compute, seed=1)
+
+
+def train(
+    strategy: Any,
+    optimizer: Callable[[Any], keras.optimizers.Optimizer],
+    rates: Sequence[float],
+    task: Task,
+    batch_size: int,
+    steps: int,
+) -> dict:
+    """Trains every rate and seed through `fit`, for `steps` mini-batches over all workers.
+
+    Args:
+        strategy: None for plain Keras.
+        optimizer: from a learning rate to an optimizer.
+        rates: the first ones; they fall with the mini-batches.
+        task: the data.
+        batch_size: of one worker's mini-batch.
+        steps: mini-batches.
+
+    Returns:
+        `error`, held out, in per cent; `loss`, the held-out cross-entropy in the mean over the
+        noise that training labels have; both `[rates, seeds]`, where what is not finite counts as
+        wrong everywhere. `updates`: of the strategy.
+    """
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    scope = contextlib.nullcontext() if strategy is None else strategy.scope()
+    with scope:
+        model = keras.Sequential(
+            [
+                keras.Input((len(task.seeds), INPUTS)),
+                keras.layers.Lambda(lambda x: ops.swapaxes(x, 0, 1)[None]),
+                side_by_side.Dense(len(rates), task.seeds, STUDENT, "relu"),
+                side_by_side.Dense(len(rates), task.seeds, CLASSES),
+            ]
+        )
+        model.compile(
+            optimizer(Falling(list(rates), steps)),
+            loss=lambda y, logits: ops.sum(side_by_side.cross_entropy(y, logits)),
+            steps_per_execution=min(steps, 32),
+        )
+    model.fit(task.batches(batch_size, steps), shuffle=False, verbose=0)
+    return {
+        "workers": 1 if strategy is None else strategy.num_workers,
+        "batch_size": batch_size,
+        "steps": steps if strategy is None else strategy.steps,
+        "updates": steps if strategy is None else strategy.updates,
+        "rates": list(rates),
+        **judge(np.array(model(task.x_held)), task.y_held.T),
+    }
+
+
+def judge(logits: np.ndarray, y: np.ndarray) -> dict:
+    """Errors and losses of logits `[rates, seeds, examples, k]` where y `[seeds, examples]`."""
+    finite = np.isfinite(logits).all(-1)
+    logits = np.where(finite[..., None], logits, 0.0)
+    logs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    logs -= logits.max(-1, keepdims=True)
+    right = np.take_along_axis(logs, np.broadcast_to(y, logs.shape[:-1])[..., None], -1)[..., 0]
+    loss = -(1 - NOISE) * right - NOISE * logs.mean(-1)
+    wrong = (logits.argmax(-1) != y) | ~finite
+    return {"error": (100.0 * wrong.mean(-1)).tolist(), "loss": loss.mean(-1).tolist()}
+
+
+def powers(first: int, last: int) -> list[float]:
+    """Powers of 2."""
+    return [2.0**k for k in range(first, last + 1)]
+
+
+def power(rate: float) -> str:
+    return f"$2^{{{int(np.log2(rate))}}}$"
+
+
+def best(values: np.ndarray) -> int:
+    """The place of the rate with the least mean over all seeds, of values `[rates, seeds]`."""
+    return int(np.argmin(np.mean(values, 1)))
+
+
+def chosen(values: Any) -> np.ndarray:
+    """Each seed's value at the rate that the *other* seeds choose; values `[rates, seeds]`.
+
+    So that a rate is never judged by a seed that chose it.
+    """
+    values = np.asarray(values)
+    seeds = range(values.shape[1])
+    return np.array([values[best(np.delete(values, s, 1)), s] for s in seeds])
+
+
+def spread(values: np.ndarray, digits: int = 2) -> str:
+    """Mean and its standard error."""
+    error = np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def rate_of(result: dict, measure: str = "error") -> str:
+    """The rate that all seeds together choose, and whether the grid ends there."""
+    place = best(np.asarray(result[measure]))
+    at_the_edge = place in (0, len(result["rates"]) - 1)
+    return power(result["rates"][place]) + (", edge" if at_the_edge else "")
+
+
+def curve(axis: Any, x: Sequence[float], values: Sequence[np.ndarray], style: str, label: str):
+    """Means with their standard errors."""
+    errors = [np.std(v, ddof=1) / len(v) ** 0.5 for v in values]
+    axis.errorbar(x, [np.mean(v) for v in values], errors, fmt=style, label=label)
+
+
+def arguments(description: str, steps: int, seeds: int):
+    """The command line that the studies on this task share."""
+    parser = setting.arguments(description)
+    parser.add_argument("--steps", type=int, default=steps, help="mini-batches over all workers")
+    parser.add_argument("--batch_size", type=int, default=16, help="of one worker")
+    parser.add_argument("--seeds", default=",".join(str(seed + 1) for seed in range(seeds)))
+    return parser
