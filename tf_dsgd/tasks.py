@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -302,17 +303,24 @@ def remote_version(device: str) -> str | None:
     Raises:
         tf.errors.OpError: if the process is not reachable.
     """
-
-    def ask() -> tf.Tensor:
-        with tf.device(device):
-            return tf.raw_ops.PyFunc(input=[], token=VERSION_TOKEN, Tout=[tf.string])[0]
-
     try:
-        return tf.function(ask).get_concrete_function()().numpy().decode()
+        with tf.device(device):
+            version = _ask_version()()
+        return version.numpy().decode()
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         if VERSION_TOKEN in str(error) or "PyFunc" in str(error):
             return None
         raise
+
+
+@functools.cache
+def _ask_version() -> Any:
+    """One function for all tasks: to make and to free one takes an answer of all of them."""
+
+    def ask() -> tf.Tensor:
+        return tf.raw_ops.PyFunc(input=[], token=VERSION_TOKEN, Tout=[tf.string])[0]
+
+    return tf.function(ask, autograph=False).get_concrete_function()
 
 
 def _jobs(cluster: Any, where: str, ps: bool = True) -> dict[str, dict[int, str]]:
