@@ -263,6 +263,17 @@ def test_a_reset_that_would_lose_gradients_is_refused():
         fit(strategy, lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=2), x, y)
 
 
+def test_a_reset_that_would_begin_an_average_of_weights_anew_is_refused():
+    x, y = data(8)
+    with pytest.raises(ValueError, match=r"reset.*use_ema=True of adam"):
+        fit(
+            averaging(simulated(2), policy="reset"),
+            lambda: keras.optimizers.Adam(use_ema=True),
+            x,
+            y,
+        )
+
+
 def test_wrong_arguments_are_named():
     make = tf_dsgd.PeriodicAveragingStrategy
     for arguments, text in [

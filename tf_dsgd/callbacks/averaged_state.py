@@ -87,13 +87,18 @@ class ModelState:
         lines.append(f"optimizer {type(self.optimizer).__name__} {settings}")
         return lines + [f"its {kind} {tuple(v.shape)} {v.dtype}" for kind, v in self._kinds]
 
-    def copy_first(self) -> None:
-        """Takes over the first worker's values, and sees to it that random states differ."""
+    def copy_first(self) -> int:
+        """Takes over the first worker's values, and sees to it that random states differ.
+
+        Gives the steps that the optimizer had counted.
+        """
         variables = [*self._weights, *(variable for _, variable in self._kinds)]
         assign(variables, self._group.broadcast(values(variables)))
+        counted = max((int(v.numpy()) for kind, v in self._kinds if kind == "count"), default=0)
         self._part_seeds()
         if self._reset is not None:
             self._reset()
+        return counted
 
     def offer(self) -> None:
         """Gives away what is to be averaged; then all meet, and `average`."""

@@ -36,12 +36,13 @@ class _Progress:
     """Where a worker is in its `fit`; steps are its mini-batches since that began."""
 
     begun: bool = False
+    before: int = 0  # what the optimizer had counted then
     epoch: int = -1
     in_epoch: bool = False
     step: int = 0
     first_step: int = 0  # of the epoch
     latest: int = 0  # when models were averaged
-    due: int = 0  # when they will be
+    due: int | None = None  # when they will be, once that was asked
     trained: dict[str, Any] | None = None  # joint results of the epoch's training
     validated: dict[str, Any] | None = None
 
@@ -93,9 +94,11 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
     Args:
         average_every: mini-batches of a worker between averages, counted from the latest; at least
-            1. Or a callable from the steps that `fit` had done at the latest average to the number
-            of steps until the next, such as `lambda step: 1 if step < 500 else 16` (post-local
-            SGD). The end of an epoch averages in any case.
+            1. Or a callable from the steps that a worker had done at the latest average, those of
+            earlier or resumed runs included (as `optimizer.iterations` has them when `fit`
+            begins), to the number of steps until the next, such as
+            `lambda step: 1 if step < 500 else 16` (post-local SGD). The end of an epoch averages in
+            any case.
         optimizer_state: what becomes of momentum and the like. `"average"`: averaged with the
             weights. `"local"`: each process keeps its own. `"reset"`: at every average as when the
             optimizer was made (Adagrad's accumulators begin at 0.1, not 0), and bias correction
@@ -242,6 +245,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if self._group is None:
             return
         self._at.step = self._at.first_step + batch + 1
+        if self._at.due is None:  # not when the average was made: it may have been the last
+            self._at.due = self._at.latest + self._period()
         if self._at.step >= self._at.due:
             self._running().offer()
             self._meet(_AVERAGE)
@@ -283,11 +288,10 @@ class PeriodicAveraging(keras.callbacks.Callback):
             f"epochs {self.params.get('epochs')}",
         ]
         self._open(_BEGIN, self.model, None, lines)
-        self._running().copy_first()
+        self._at.before = self._running().copy_first()
         self._logs = JointLogs(self.model, self._the_group())
         if self._running().retrace():
             self.model.make_train_function(force=True)
-        self._plan_next()
         self._at.begun = True
 
     def _open(self, place: int, model: keras.Model, optimizer: Any, lines: Any = ()) -> None:
@@ -322,14 +326,15 @@ class PeriodicAveraging(keras.callbacks.Callback):
     def _average(self) -> None:
         self._running().average()
         self._averages += 1
-        self._at.latest = self._at.step
-        self._plan_next()
+        self._at.latest, self._at.due = self._at.step, None
 
-    def _plan_next(self) -> None:
+    def _period(self) -> int:
+        """Mini-batches from the latest average to the next."""
         every = self.average_every
-        if callable(every):
-            every = integer(f"average_every({self._at.step})", every(self._at.step), 1)
-        self._at.due = self._at.step + every
+        if not callable(every):
+            return every
+        step = self._at.before + self._at.latest
+        return integer(f"average_every({step})", every(step), 1)
 
     def _end_training(self) -> None:
         """The end of an epoch's training: joint logs, and the average that validation sees."""

@@ -44,8 +44,9 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     `optimizer.iterations` counts one worker's steps, as the bias corrections of Adam want it: all
     mini-batches divided by the number of workers. `"reset"` starts the workers' own counts anew.
     Learning-rate schedules follow mini-batches over all workers, under every policy. Averages of
-    weights (`use_ema`) are averaged under `"average"`, else local, and never reset; the state of
-    `LossScaleOptimizer` is each worker's own. BatchNorm's moving statistics are averaged.
+    weights (`use_ema`) are averaged under `"average"`, local under `"local"`, and refused under
+    `"reset"`; the state of `LossScaleOptimizer` is each worker's own. BatchNorm's moving statistics
+    are averaged.
 
     With one worker, or with plain SGD and `average_every=1` on M workers, this is exactly training
     with the mean gradient of M mini-batches, one worker's with M = 1.

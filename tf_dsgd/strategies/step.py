@@ -272,6 +272,12 @@ class TracedStep:
                     'accumulator. Use "average" or "local", or no accumulation. Received: '
                     f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
                 )
+            if optimizer is not self._shard_optimizer and inner.use_ema:
+                raise ValueError(
+                    f'optimizer_state="reset" does not go with use_ema=True of {inner.name}: Keras '
+                    "begins the average of weights anew where `iterations` is 0, as it is after a "
+                    'reset. Use "average" or "local".'
+                )
         for variable in self._resets:
             first = np.broadcast_to(variable.first, variable.shape)
             variable.on_workers().template.assign(first, read_value=False)

@@ -281,8 +281,13 @@ def saved():
 def resumed():
     """Three epochs at once, and two, and one more by a new model, from each worker's backup."""
     found = {}
-    for policy in ("average", "reset"):
-        folder = str(Path(sys.argv[1]) / f"backup_{policy}_{ME}")
+    post_local = lambda step: 1 if step < 10 else 4  # noqa: E731
+    for name, policy, every in (
+        ("average", "average", 3),
+        ("reset", "reset", 3),
+        ("changing period", "average", post_local),
+    ):
+        folder = str(Path(sys.argv[1]) / f"backup_{name}_{ME}")
         models_made = []
         for seed, epochs, backup in ((0, 3, False), (0, 2, True), (5, 3, True)):
             model = models.linear(models.adam(), seed=seed)
@@ -291,11 +296,11 @@ def resumed():
                 if backup
                 else []
             )
-            fit(model, averaged(3, optimizer_state=policy), epochs=epochs, more=more)
+            fit(model, averaged(every, optimizer_state=policy), epochs=epochs, more=more)
             models_made.append(
                 [*weights(model), *(v.numpy() for v in model.optimizer.variables if v.shape)]
             )
-        found[policy] = models_made
+        found[name] = models_made
     return found
 
 
