@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import tasks
+from tf_dsgd import probing, tasks
 
 _GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
@@ -166,7 +166,7 @@ class Group:
 
     def _silent(self, seconds: float) -> list[int]:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        return [rank for rank in others if not tasks.reachable(self._address(rank), seconds)]
+        return [rank for rank in others if not probing.reachable(self._address(rank), seconds)]
 
     def _await_servers(self) -> None:
         deadline = time.monotonic() + self.timeout_seconds
@@ -181,7 +181,7 @@ class Group:
                     )
                 )
             time.sleep(0.05)  # nothing tells when a port opens
-            absent = [rank for rank in absent if not tasks.reachable(self._address(rank), 1.0)]
+            absent = [rank for rank in absent if not probing.reachable(self._address(rank), 1.0)]
 
     @property
     def _me(self) -> str:

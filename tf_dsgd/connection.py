@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, tasks
+from tf_dsgd import _tf, probing, tasks
 
 _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there yet
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
@@ -88,7 +88,7 @@ class Connection:
         return self._listens(self.worker_address(m))
 
     def _listens(self, address: str) -> bool:
-        return address not in self.mute and tasks.reachable(address, _PROBE_SECONDS)
+        return address not in self.mute and probing.reachable(address, _PROBE_SECONDS)
 
     def addresses(self) -> list[str]:
         """Of all workers and ps tasks."""
@@ -140,7 +140,7 @@ class Connection:
             tf.errors.OpError: if it is gone again.
         """
         if self._join is None:
-            if not tasks.answers(self.worker_address(m), _PROBE_SECONDS):
+            if not probing.answers(self.worker_address(m), _PROBE_SECONDS):
                 return False
             self._join = _Join(m, self._add)
         join = self._join
@@ -154,7 +154,7 @@ class Connection:
     def _add(self, m: int) -> None:
         index = self.workers[m]
         others = self._known - {index}
-        silent = tasks.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
+        silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
         _tf.join_task("worker", index, self.tasks.workers[index], absent)
         self._known = (self._known - absent) | {index}
@@ -173,7 +173,7 @@ class Connection:
         start = said = time.monotonic()
         complete: float | None = None
         while True:
-            workers = {i for i in self.workers if tasks.reachable(self.tasks.workers[i], 1.0)}
+            workers = {i for i in self.workers if probing.reachable(self.tasks.workers[i], 1.0)}
             absent = self.silent_shards()
             now = time.monotonic()
             if not absent and workers:

@@ -5,7 +5,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tf_dsgd import tasks
+from tf_dsgd import probing, tasks
 from tf_dsgd.connection import Connection
 
 
@@ -27,7 +27,7 @@ def connection(monkeypatch):
 
     made._add = add
     made.answering = True
-    monkeypatch.setattr(tasks, "answers", lambda address, seconds: made.answering)
+    monkeypatch.setattr(probing, "answers", lambda address, seconds: made.answering)
     return made
 
 

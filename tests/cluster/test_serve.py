@@ -10,15 +10,15 @@ import pytest
 
 import tf_dsgd
 from tests.cluster import processes
-from tf_dsgd import serve, tasks
+from tf_dsgd import probing, serve, tasks
 
 # A chief: connects to the worker named by argument and asks for its version.
 CHIEF = """
 import sys, time
 import tensorflow as tf
-from tf_dsgd import tasks
+from tf_dsgd import probing, tasks
 deadline = time.monotonic() + 60
-while not tasks.reachable(sys.argv[1], 1.0) and time.monotonic() < deadline:
+while not probing.reachable(sys.argv[1], 1.0) and time.monotonic() < deadline:
     time.sleep(0.05)
 spec = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
 tf.config.experimental_connect_to_cluster(spec, job_name="chief")
@@ -59,7 +59,7 @@ def serving(job, index, cluster, **environment):
 
 def wait_until_serving(process, address, seconds=processes.START_SECONDS):
     deadline = time.monotonic() + seconds
-    while not tasks.reachable(address, 1.0):
+    while not probing.reachable(address, 1.0):
         assert process.popen.poll() is None and time.monotonic() < deadline, process.text
         time.sleep(0.02)
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 import tensorflow as tf
 
-from tf_dsgd import tasks
+from tf_dsgd import probing, tasks
 
 CHIEF, WORKERS, PS = ["h0:2222"], ["h1:2222", "h2:2222"], ["h3:2222"]
 CLUSTER = {"chief": CHIEF, "worker": WORKERS, "ps": PS}
@@ -244,9 +244,9 @@ def test_a_resolver_that_fails():
 def test_reachable():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert tasks.reachable(address, 5.0)
-    assert not tasks.reachable(address, 5.0)
-    assert not tasks.reachable("no-such-host.invalid:1", 5.0)
+        assert probing.reachable(address, 5.0)
+    assert not probing.reachable(address, 5.0)
+    assert not probing.reachable("no-such-host.invalid:1", 5.0)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_who_answers():
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         names = [f"127.0.0.1:{each.getsockname()[1]}" for each in (mute, closed)]
-        assert [tasks.reachable(name, 1.0) for name in [good, *names]] == [True, True, False]
-        assert tasks.answers(good, 10.0)
-        assert not tasks.answers(names[0], 0.2)
-        assert tasks.not_answering([good, *names], 1.0) == set(names)
-    assert tasks.not_answering([], 1.0) == set()
+        assert [probing.reachable(name, 1.0) for name in [good, *names]] == [True, True, False]
+        assert probing.answers(good, 10.0)
+        assert not probing.answers(names[0], 0.2)
+        assert probing.not_answering([good, *names], 1.0) == set(names)
+    assert probing.not_answering([], 1.0) == set()

@@ -8,6 +8,7 @@ lost one's name: who has it refuses it.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import time
@@ -71,13 +72,13 @@ class AttendedEngine(ThreadsEngine):
         self._heartbeat = Heartbeat(connection.addresses(), tell, timeout_seconds)
         self._heartbeat.start()
 
+    @abc.abstractmethod
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _renewed(self, worker: WorkerState) -> None:
         """Called when all variables of a worker are new."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from tf_dsgd import tasks
+from tf_dsgd import probing
 
 # Between two questions, and until one that is not answered counts.
 _ASK_SECONDS = 5.0
@@ -49,7 +49,7 @@ class Heartbeat(threading.Thread):
         since: dict[str, float] = {}
         while not self._ended.wait(self._ask_seconds):
             asked = time.monotonic()
-            silent = tasks.not_answering(self._addresses, self._ask_seconds)
+            silent = probing.not_answering(self._addresses, self._ask_seconds)
             since = {address: since.get(address, asked) for address in silent}
             now = time.monotonic()
             if not self._tell({a for a, began in since.items() if now - began >= self._timeout}):
