@@ -1,6 +1,7 @@
 """What StalenessMonitor costs: mini-batches per second of `fit` with it, beside the same without.
 
     python benchmarks/monitor_cost.py --json benchmarks/results/monitor_cost.json
+    python benchmarks/monitor_cost.py --of ledger     # what the shards' books cost, and the audits
 
 The monitor writes lines of JSON every second, and event files if TensorBoard is installed. Beside
 it is a callback that does nothing at each batch: what Keras takes to call one. Every contender runs
@@ -15,8 +16,10 @@ import fit_throughput
 import runs
 
 
-def contenders(period: int, common: dict) -> dict[str, dict]:
+def contenders(of: str, period: int, common: dict) -> dict[str, dict]:
     ours = {"kind": "downpour", "period": period, **common}
+    if of == "ledger":
+        return {"without": {**ours, "books": False}, "ledger and audits": ours}
     return {
         "without": ours,
         "StalenessMonitor": {**ours, "callback": "monitor"},
@@ -42,6 +45,7 @@ def table(results: dict[str, list[dict]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--of", choices=["monitor", "ledger"], default="monitor")
     parser.add_argument("--periods", default="20,1")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=7)
@@ -53,7 +57,8 @@ def main() -> None:
     tensorboard = importlib.util.find_spec("tensorboard") is not None
     record = {**runs.provenance(), "tensorboard": tensorboard, "groups": []}
     print(runs.heading(record))
-    print(f"\nEvent files: {'yes' if tensorboard else 'no, TensorBoard is not installed'}.")
+    if options.of == "monitor":
+        print(f"\nEvent files: {'yes' if tensorboard else 'no, TensorBoard is not installed'}.")
     common = {
         "examples": options.examples,
         "epochs": options.epochs,
@@ -64,7 +69,7 @@ def main() -> None:
             f"MLP 784-512-512-10, batch 64, {options.workers} local workers, periods of {period}"
         )
         results = runs.interleaved(
-            fit_throughput.PROGRAM, contenders(period, common), options.repetitions
+            fit_throughput.PROGRAM, contenders(options.of, period, common), options.repetitions
         )
         record["groups"].append({"title": title, "results": results})
         print(f"\n### {title}\n\n{table(results)}", flush=True)

@@ -1,6 +1,7 @@
 """What every test shares: quiet TensorFlow logs, fixed seeds, and no GPU tests without a GPU."""
 
 import gc
+import itertools
 import os
 import signal
 
@@ -17,6 +18,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A test that takes longer hangs; pyproject's limit is for marked, slow ones.
 SECONDS_PER_TEST = 120
 SECONDS_PER_TEST_OF_PROCESSES = 420
+# A collection takes half a second, where most tests take three.
+TESTS_PER_COLLECTION = 8
+_tests_run = itertools.count(1)
 _deselected = []
 
 
@@ -29,7 +33,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
-            item.add_marker(pytest.mark.alone)
+            if item.get_closest_marker("beside_others") is None:
+                item.add_marker(pytest.mark.alone)
             seconds = SECONDS_PER_TEST_OF_PROCESSES
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(seconds))
@@ -69,4 +74,5 @@ def _fresh_seeds():
     yield
     keras.config.set_dtype_policy("float32")
     # Freeing a few TensorFlow graphs is quick; hundreds at once stop the process for seconds.
-    gc.collect()
+    if next(_tests_run) % TESTS_PER_COLLECTION == 0:
+        gc.collect()

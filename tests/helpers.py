@@ -262,6 +262,23 @@ class AtEpochEnd(keras.callbacks.Callback):
         self.values.append(self.function())
 
 
+class Broken(Exception):
+    """Stands for whatever ends a run."""
+
+
+def break_off(epoch, batch):
+    """A callback that raises `Broken` at the end of a mini-batch."""
+    at = []
+
+    def stop(number, logs):
+        if (at[-1], number) == (epoch, batch):
+            raise Broken
+
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda number, logs: at.append(number), on_train_batch_end=stop
+    )
+
+
 def assert_close(got, want, tolerance=1e-6, name=""):
     """Fails unless two lists of arrays agree to the tolerance, relative and absolute."""
     assert len(got) == len(want), (name, len(got), len(want))

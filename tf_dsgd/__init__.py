@@ -7,15 +7,7 @@ with strategy.scope():
 model.fit(x, y, batch_size=64, epochs=5)
 """
 
-from tf_dsgd import _requirements as _requirements  # first: it says what is missing
-from tf_dsgd import callbacks, gpu, optimizers
-from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
-from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
-from tf_dsgd.simulation import Simulation, simulate
-from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
-from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
-from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
-from tf_dsgd.strategies.softsync import SoftsyncStrategy
+from tf_dsgd import _requirements
 
 __version__ = "0.1.0"
 
@@ -34,7 +26,21 @@ __all__ = [
     "Straggler",
     "TFCluster",
     "callbacks",
+    "faults",
     "gpu",
     "optimizers",
     "simulate",
 ]
+
+if _requirements.is_program():
+    _requirements.check_installed()  # importing TensorFlow and Keras takes 5 s
+else:
+    _requirements.check()  # first: it says what is missing
+    from tf_dsgd import callbacks, faults, gpu, optimizers
+    from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
+    from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
+    from tf_dsgd.simulation import Simulation, simulate
+    from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
+    from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
+    from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
+    from tf_dsgd.strategies.softsync import SoftsyncStrategy

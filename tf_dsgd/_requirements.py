@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from typing import NoReturn
+
+PROGRAMS = ("tf_dsgd.launch", "tf_dsgd.serve")
+"""They need little of the package, and little or nothing of TensorFlow."""
 
 
 class MissingRequirementError(ImportError):
@@ -22,11 +26,17 @@ def _installed(name: str) -> bool:
         return False
 
 
-def _check() -> None:
+def check_installed() -> None:
+    """Whether TensorFlow and Keras are there, without importing them."""
     if not _installed("tensorflow"):
         _fail('TensorFlow is not installed. Run: pip install "tf_dsgd[cpu]" (or "tf_dsgd[gpu]").')
     if not _installed("keras"):
         _fail("Keras 3 is not installed. Run: pip install 'keras>=3.15,<4'")
+
+
+def check() -> None:
+    """Whether Keras is one that tf_dsgd can work with."""
+    check_installed()
     try:
         import keras
     except ImportError as error:
@@ -45,4 +55,12 @@ def _check() -> None:
         _fail(f"Keras {keras.__version__} is too old. Run: pip install 'keras>=3.15,<4'")
 
 
-_check()
+def is_program() -> bool:
+    """Whether Python imports the package on its way to a program that starts or serves tasks.
+
+    `python -m tf_dsgd.serve` imports `tf_dsgd` first, while `sys.argv[0]` is still "-m".
+    """
+    if sys.argv[:1] != ["-m"] or "-m" not in sys.orig_argv:
+        return False
+    _, *asked = sys.orig_argv[sys.orig_argv.index("-m") :]
+    return bool(asked) and asked[0] in PROGRAMS

@@ -1,4 +1,4 @@
-"""The only module that touches private TensorFlow or Keras names.
+"""The module that touches private TensorFlow or Keras names (with `_tf_server`, for servers).
 
 Each name says why it is needed and in which versions it was seen to work
 (TensorFlow 2.21.0, Keras 3.15.1). Everything else in the package uses public API.
@@ -28,6 +28,9 @@ from tensorflow.python.distribute import input_lib as _input_lib
 
 # The eager context tells whether devices are initialised, which no public call does. TF 2.21.
 from tensorflow.python.eager import context as _context
+
+# Workers' threads each run their calls on an executor of their own. TF 2.21.
+from tensorflow.python.eager import executor as _executor
 
 # A variable whose handle depends on who is traced needs the base class that implements all
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
@@ -315,17 +318,11 @@ def slot_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
-def answer_remotely(token: str, function: Callable[[], Any]) -> None:
-    """Lets other processes of a cluster call a Python function of this one by `tf.raw_ops.PyFunc`.
-
-    `tf.py_function` registers a function under a token of its own choosing, in the process that
-    traces the call. Here the caller is another process, so that both must know the token before.
-    The registry keeps weak references only, hence the attribute. TF 2.21.
-    """
-    from tensorflow.python.ops import script_ops
-
-    script_ops._py_funcs._funcs[token] = function
-    setattr(script_ops._py_funcs, f"_keep_{token}", function)
+def own_address() -> str:
+    """Where this process's server in the cluster listens: what no task has, TensorFlow picks."""
+    server_def = _context.get_server_def()
+    tasks = next(j for j in server_def.cluster.job if j.name == server_def.job_name).tasks
+    return str(tasks[server_def.task_index])
 
 
 def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) -> None:
@@ -344,6 +341,15 @@ def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) ->
     _context.context().update_server_def(server_def)
 
 
+class _Unawaited(_executor.Executor):
+    """TensorFlow's handle of an executor, which waits as it is freed."""
+
+    __slots__ = ()
+
+    def wait(self) -> None:
+        """Waits for nothing."""
+
+
 class SynchronousExecutor:
     """Runs a thread's operations one after another, each done when its call returns.
 
@@ -352,15 +358,23 @@ class SynchronousExecutor:
     """
 
     def __init__(self) -> None:
-        from tensorflow.python.eager import executor
-
-        self._executor = executor.new_executor(enable_async=False)
+        self._executor = _executor.new_executor(enable_async=False)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Within, this thread's operations run on it."""
-        with _context.executor_scope(self._executor):
+        """Within, this thread's operations run on it.
+
+        `executor_scope` would end with a wait for all that other threads have under way on the
+        default executor: once a task is lost, 20 s for its variables to be freed.
+        """
+        context = _context.context()
+        default = context.executor
+        default.__class__ = _Unawaited
+        context.executor = self._executor
+        try:
             yield
+        finally:
+            context.executor = default
 
     def clear_error(self) -> None:
         """After a remote call failed; else the executor raises the error again when it is freed."""

@@ -152,6 +152,10 @@ class LocalRule(abc.ABC):
     keeps_weights: bool = False
     """Whether workers keep weights of their own over drains; those then end with a fetch."""
 
+    repeatable: bool = False
+    """Whether a message depends on nothing but what was fetched and the mini-batches. Where workers
+    wait for one whose message is late, another can then compute it, too."""
+
     @abc.abstractmethod
     def step(self, worker: Worker, gradients: Sequence[Gradient]) -> None:
         """Uses the gradients of one mini-batch."""

@@ -10,17 +10,21 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, gpu, tasks
+from tf_dsgd import _tf, gpu, listening, tasks
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.checks import integer, positive_int, positive_seconds
 from tf_dsgd.connection import Connection, connect, say
-from tf_dsgd.delays import delays
+from tf_dsgd.delays import Constant, delays
 from tf_dsgd.engine import schedule as schedules
-from tf_dsgd.engine import simulator
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.cluster import ClusterEngine
+from tf_dsgd.engine.faulty import FaultySimulatorEngine
 from tf_dsgd.engine.scheduled import ScheduledEngine
+from tf_dsgd.engine.simulator import SimulatorEngine
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.faults import Fault
+from tf_dsgd.faults import checked as checked_faults
 
 
 class Cluster(abc.ABC):
@@ -35,8 +39,10 @@ class Cluster(abc.ABC):
 
     locked_in_graph: ClassVar[bool] = False
     """Whether functions of several processes act on a shard."""
-    workers_can_leave: ClassVar[bool] = False
-    """Whether a worker, and what it owns, can be lost while others go on."""
+    workers_can_leave: bool = False
+    """Whether a worker, and what it owns, can be lost, or overtaken, while others go on."""
+    runs_pipelines: ClassVar[bool] = False
+    """Whether workers can run input pipelines of their own."""
 
     @abc.abstractmethod
     def shard_devices(self) -> list[str]:
@@ -58,6 +64,7 @@ class Cluster(abc.ABC):
 
 
 _MOST_THREADS = 1024
+_MOST_WORKERS, _MOST_SHARDS = 100_000, 10_000  # that a simulated cluster has
 
 
 class LocalCluster(Cluster):
@@ -87,7 +94,9 @@ class LocalCluster(Cluster):
 
     def __init__(self, num_workers: int | None = None):
         if num_workers is not None:
-            positive_int("num_workers", num_workers, "or None, for one per GPU or core")
+            num_workers = positive_int(
+                "num_workers", num_workers, "or None, for one per GPU or core"
+            )
             if num_workers > _MOST_THREADS:
                 raise ValueError(
                     f"num_workers must be at most {_MOST_THREADS}: every local worker is a thread "
@@ -159,10 +168,17 @@ class TFCluster(Cluster):
     Args:
         resolver: a `tf.distribute.cluster_resolver.ClusterResolver`, a `tf.train.ClusterSpec`, or
             None for the environment variable TF_CONFIG.
-        connect_timeout_seconds: how long to wait for every ps and one worker.
+        connect_timeout_seconds: how long to wait for every ps and one worker; above 0, below 1e9.
         worker_timeout_seconds: how long training waits when all workers are lost; and for a task
             that is there and does not answer (stopped, or behind a network that swallows packets),
-            which then counts as lost.
+            which then counts as lost; above 0, below 1e9.
+        late_after_seconds: where workers wait for the slowest (averaging, `max_staleness`, the end
+            of an epoch), one that has waited for so long, and for as long as its own last message
+            took, computes again what that one is late with, and sends it in its name; what comes
+            second is refused. Above 0, below 1e9; None: they wait. It cannot be done, and they
+            wait, where a message depends on what only its worker has (`optimizer_state="local"`,
+            `local_rule="optimizer"`, elastic averaging), or travels during the next round
+            (`push_every` below `fetch_every`).
 
     Raises:
         ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.
@@ -179,6 +195,7 @@ class TFCluster(Cluster):
 
     locked_in_graph = True
     workers_can_leave = True
+    runs_pipelines = True
 
     def __init__(
         self,
@@ -186,16 +203,13 @@ class TFCluster(Cluster):
         *,
         connect_timeout_seconds: float = 600.0,
         worker_timeout_seconds: float = 60.0,
+        late_after_seconds: float | None = 10.0,
     ):
-        for name, value in (
-            ("connect_timeout_seconds", connect_timeout_seconds),
-            ("worker_timeout_seconds", worker_timeout_seconds),
-        ):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise ValueError(f"{name} must be a positive number. Received: {value!r}.")
+        self._connect_timeout = positive_seconds("connect_timeout_seconds", connect_timeout_seconds)
+        self._worker_timeout = positive_seconds("worker_timeout_seconds", worker_timeout_seconds)
+        self._late_after = _late_after(late_after_seconds)
+        listening.everywhere()  # whether it is right, before a server is started
         self._tasks = _tasks(resolver)
-        self._connect_timeout = connect_timeout_seconds
-        self._worker_timeout = worker_timeout_seconds
         self._connected: Connection | None = None
         self._used = False
         if self._tasks.task_type in ("worker", "ps"):
@@ -236,7 +250,7 @@ class TFCluster(Cluster):
         return self._connection.host_device
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
-        return ClusterEngine(self._connection, exchange, self._worker_timeout)
+        return ClusterEngine(self._connection, exchange, self._worker_timeout, self._late_after)
 
     def announce(self, shards: Sequence[tuple[int, int]]) -> None:
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
@@ -252,7 +266,7 @@ def _tasks(resolver: Any) -> tasks.Tasks:
     if isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
         return tasks.from_resolver(resolver)
     raise TypeError(
-        "TFCluster takes a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
+        "resolver must be a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
         f"Received: {resolver!r}."
     )
 
@@ -271,17 +285,24 @@ class SimulatedCluster(Cluster):
     the order in which they came up, workers in order at first.
 
     Args:
-        num_workers: number of workers, at least 1; a thousand are fine for a small model.
+        num_workers: number of workers, 1 to 100,000; a thousand are fine for a small model.
         compute_seconds: virtual time of one mini-batch: a number, `tf_dsgd.Exponential(mean)`,
             `tf_dsgd.LogNormal`, `tf_dsgd.Pareto`, `tf_dsgd.Straggler`, or a sequence of these, one
             per worker.
         network_seconds: virtual time of a message one way, likewise.
-        seed: integer; seeds the delays, and nothing else.
+        seed: integer of at least 0; seeds the delays, and nothing else.
         schedule: who fetches, steps and sends in which order, in place of delays and of what the
             algorithm's periods and `max_staleness` would say: a list of entries
             `(worker, action)` or `(worker, action, what)`, see below; what `strategy.recording()`
             gave is one.
-        faults: must be empty in this version.
+        num_shards: number of shards among which the weights are divided, as among ps tasks; 1 to
+            10,000. With more shards than variables some stay empty.
+        faults: workers that die or stop, ps tasks that die; see `tf_dsgd.faults`. Not with a
+            schedule.
+        worker_timeout_seconds: virtual seconds that a worker may be stopped until it counts as
+            lost; above 0, below 1e9.
+        late_after_seconds: virtual seconds that a worker waits for the slowest before it does that
+            one's work again, as on `TFCluster`; by default it waits. Not with a schedule.
 
     The entries of a schedule, mini-batches being numbered from 0 in the order of the data, on
     through all epochs::
@@ -317,30 +338,33 @@ class SimulatedCluster(Cluster):
         network_seconds: Any = 0.0,
         seed: int = 0,
         schedule: Iterable[Any] | None = None,
-        faults: Sequence[Any] = (),
+        num_shards: int = 1,
+        faults: Iterable[Fault] = (),
+        worker_timeout_seconds: float = 60.0,
+        late_after_seconds: float | None = None,
     ):
-        self.num_workers = positive_int("num_workers", num_workers)
+        self.num_workers = integer("num_workers", num_workers, 1, below=_MOST_WORKERS + 1)
+        self._num_shards = integer("num_shards", num_shards, 1, below=_MOST_SHARDS + 1)
+        self._faults = checked_faults(faults, self.num_workers, self._num_shards)
+        self._timeout = positive_seconds("worker_timeout_seconds", worker_timeout_seconds)
+        self._late_after = _late_after(late_after_seconds)
+        self.workers_can_leave = bool(self._faults) or self._late_after is not None
+        self._compute = delays("compute_seconds", compute_seconds, self.num_workers)
+        self._network = delays("network_seconds", network_seconds, self.num_workers)
+        self._seed = integer("seed", seed, 0, below=1 << 128)
         self._schedule = None
         if schedule is not None:
-            if (compute_seconds, network_seconds, seed) != (1.0, 0.0, 0):
-                raise ValueError(
-                    "A schedule takes the place of compute_seconds, network_seconds and seed: "
-                    "leave them out."
-                )
+            _check_alone(
+                {"faults": self._faults, "late_after_seconds": self._late_after},
+                compute_seconds=(compute_seconds, set(self._compute) != {Constant(1.0)}),
+                network_seconds=(network_seconds, set(self._network) != {Constant(0.0)}),
+                seed=(seed, self._seed != 0),
+            )
             self._schedule = schedules.checked(schedule, self.num_workers)
         self._repr = (
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
             f"network_seconds={network_seconds}, seed={seed})"
         )
-        self._compute = delays("compute_seconds", compute_seconds, num_workers)
-        self._network = delays("network_seconds", network_seconds, num_workers)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be an integer of at least 0. Received: {seed!r}.")
-        self._seed = seed
-        if faults is not None and not (isinstance(faults, (tuple, list)) and not faults):
-            raise ValueError(
-                f"faults cannot be injected in this version: leave it empty. Received: {faults!r}."
-            )
 
     def __repr__(self) -> str:
         return self._repr
@@ -349,38 +373,33 @@ class SimulatedCluster(Cluster):
         gpu.configure_by_default()
 
     def shard_devices(self) -> list[str]:
-        return [tf.config.list_logical_devices("CPU")[0].name]
+        return [tf.config.list_logical_devices("CPU")[0].name] * self._num_shards
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
-        store = Store(self.shard_devices() * self.num_workers)
+        store = Store(self.shard_devices()[:1] * self.num_workers, self._num_shards)
         if self._schedule is not None:
             return ScheduledEngine(store, exchange, self._schedule)
-        return simulator.SimulatorEngine(
-            store,
-            exchange,
-            self._compute,
-            self._network,
-            self._seed,
-        )
+        simulated = store, exchange, self._compute, self._network, self._seed
+        if self.workers_can_leave:
+            return FaultySimulatorEngine(*simulated, self._faults, self._timeout, self._late_after)
+        return SimulatorEngine(*simulated)
 
 
-def positive_int(name: str, value: Any, alternative: str = "") -> int:
-    """Checks a count; also for numpy's integers."""
-    return integer(name, value, 1, f", {alternative}" if alternative else "")
+def _late_after(value: Any) -> float | None:
+    return None if value is None else positive_seconds("late_after_seconds", value)
 
 
-def integer(name: str, value: Any, least: int, alternative: str = "") -> int:
-    """Checks an integer of at least `least` that fits in 31 bits."""
-    if (
-        isinstance(value, bool)
-        or not hasattr(value, "__index__")
-        or not least <= int(value) < 1 << 31
-    ):
+def _check_alone(impossible: dict[str, Any], **given: tuple[Any, bool]) -> None:
+    """Checks that a schedule comes without what it takes the place of: name=(value, whether)."""
+    for name, value in impossible.items():
+        if value:
+            raise ValueError(f"{name} cannot be put into a schedule: leave one of the two out.")
+    found = [f"{name}={value!r}" for name, (value, is_set) in given.items() if is_set]
+    if found:
         raise ValueError(
-            f"{name} must be an integer of at least {least}{alternative}, below 2**31. "
-            f"Received: {value!r}."
+            "A schedule takes the place of compute_seconds, network_seconds and seed: leave them "
+            f"out. Received: {', '.join(found)}."
         )
-    return int(value)
 
 
 def resolve(cluster: Any) -> Cluster:
@@ -394,4 +413,4 @@ def resolve(cluster: Any) -> Cluster:
             "cluster must be a tf_dsgd.LocalCluster, TFCluster or SimulatedCluster, a "
             f"ClusterResolver, a ClusterSpec, or None. Received: {cluster!r}."
         )
-    return TFCluster() if os.environ.get("TF_CONFIG") else LocalCluster()
+    return TFCluster() if os.environ.get("TF_CONFIG", "").strip() else LocalCluster()

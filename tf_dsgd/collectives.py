@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import probing, tasks
+from tf_dsgd import listening, probing, tasks
 
 _GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
@@ -275,6 +275,7 @@ class _Sessions:
         self._server = tf.distribute.Server(
             cluster.cluster_spec(), job_name=job, task_index=index, config=self._config
         )
+        listening.keep_to(cluster.own_address)
 
     def open(self, graph: tf.Graph, alone: bool) -> Any:
         config = self._alone if alone else self._config
@@ -296,6 +297,7 @@ def group(timeout_seconds: float) -> Group | None:
     global _group
     if not os.environ.get("TF_CONFIG", "").strip():
         return None
+    listening.everywhere()  # whether it is right, before a server is started
     cluster = tasks.from_tf_config(ps=False)
     if _group is None:
         _group = Group(cluster, timeout_seconds)

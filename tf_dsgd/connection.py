@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, probing, tasks
+from tf_dsgd import _tf, listening, probing, tasks
 
 _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there yet
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
@@ -223,6 +223,8 @@ class Connection:
             protocol="grpc",
             cluster_device_filters=filters,
         )
+        tf.config.list_logical_devices()  # opens them, and with them this process's server
+        listening.keep_to(_tf.own_address())
 
     def _check_version(
         self, job: str, index: int, error: type[RuntimeError] = RuntimeError

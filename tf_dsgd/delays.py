@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tf_dsgd.checks import real
+
 
 class Delay(abc.ABC):
     """How long something takes, drawn anew each time."""
@@ -51,7 +53,7 @@ class Exponential(Delay):
         seconds("mean_seconds", self.mean_seconds)
 
     def draw(self, random: np.random.Generator, now: float) -> float:
-        return float(random.exponential(self.mean_seconds))
+        return float(random.exponential(float(self.mean_seconds)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +88,8 @@ class LogNormal(Delay):
 
     def draw(self, random: np.random.Generator, now: float) -> float:
         normal = random.standard_normal()
-        return self.mean_seconds * math.exp(self.sigma * (normal - self.sigma / 2))
+        sigma = float(self.sigma)
+        return float(self.mean_seconds) * math.exp(sigma * (normal - sigma / 2))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,11 +122,14 @@ class Pareto(Delay):
         seconds("mean_seconds", self.mean_seconds)
         _number("shape", self.shape, 1.0, 1000.0)
         if self.shape == 1:
-            raise ValueError("shape must be above 1: the mean would be infinite. Received: 1.")
+            raise ValueError(
+                f"shape must be above 1: the mean would be infinite. Received: {self.shape!r}."
+            )
 
     def draw(self, random: np.random.Generator, now: float) -> float:
-        least = self.mean_seconds * (self.shape - 1.0) / self.shape
-        return least * (1.0 + float(random.pareto(self.shape)))
+        shape = float(self.shape)
+        least = float(self.mean_seconds) * (shape - 1.0) / shape
+        return least * (1.0 + float(random.pareto(shape)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Straggler(Delay):
         delay("seconds", self.seconds)
         _number("factor", self.factor, 0.0, 1e6)
         _number("slow_from", self.slow_from, 0.0, 1e12)
-        if self.slow_until != math.inf:
+        if real(self.slow_until) != math.inf:
             _number("slow_until", self.slow_until, 0.0, 1e12)
         if not self.slow_until > self.slow_from:
             raise ValueError(
@@ -168,12 +174,14 @@ class Straggler(Delay):
 
     def draw(self, random: np.random.Generator, now: float) -> float:
         usual = delay("seconds", self.seconds).draw(random, now)
-        return self.factor * usual if self.slow_from <= now < self.slow_until else usual
+        return float(self.factor) * usual if self.slow_from <= now < self.slow_until else usual
 
 
 def delays(name: str, value: Any, num_workers: int) -> list[Delay]:
     """One delay per worker of what a caller gave; an error names `name`."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, np.ndarray) and value.ndim:
+        value = list(value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         if len(value) != num_workers:
             raise ValueError(
                 f"{name} has one entry per worker or is one number. Received: {len(value)} entries "
@@ -190,17 +198,18 @@ def delay(name: str, value: Any) -> Delay:
 
 def seconds(name: str, value: Any) -> float:
     """Checks a number of virtual seconds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+    found = real(value)
+    if not 0 <= found < 1e9:
         raise ValueError(
             f"{name} must be a number of virtual seconds of at least 0, or a delay: "
             "tf_dsgd.Exponential(mean), LogNormal, Pareto or Straggler. "
             f"Received: {value!r}."
         )
-    return float(value)
+    return found
 
 
 def _number(name: str, value: Any, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    if not least <= real(value) <= most:
         raise ValueError(
             f"{name} must be a number from {least:g} to {most:g}. Received: {value!r}."
         )

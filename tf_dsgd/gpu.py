@@ -6,6 +6,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dsgd import _tf
+from tf_dsgd.checks import integer, truth
 
 _configured = False
 
@@ -31,14 +32,9 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
     >>> tf_dsgd.gpu.configure_memory(growth=True)
     """
     global _configured
-    if not isinstance(growth, bool):
-        raise ValueError(f"growth must be True or False. Received: {growth!r}.")
-    if limit_mb is not None and (
-        isinstance(limit_mb, bool) or not isinstance(limit_mb, int) or limit_mb < 1
-    ):
-        raise ValueError(
-            f"limit_mb must be a number of MiB of at least 1, or None. Received: {limit_mb!r}."
-        )
+    growth = truth("growth", growth)
+    if limit_mb is not None:
+        limit_mb = integer("limit_mb", limit_mb, 1, ", in MiB, or None for no limit")
     gpus = tf.config.list_physical_devices("GPU")
     if gpus and _tf.devices_initialised():
         raise RuntimeError(

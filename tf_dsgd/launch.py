@@ -16,13 +16,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.machinery
+import importlib.util
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +37,10 @@ from typing import IO, Any, TextIO
 # not need.
 THREADS = "TF_DSGD_THREADS"
 PARENT_FD = "TF_DSGD_PARENT_FD"
+# What it tells the script: the command that starts all of it again, and a file, open, where the
+# chief notes its last checkpoint (`tf_dsgd.resuming`).
+COMMAND = "TF_DSGD_COMMAND"
+BACKUP_FD = "TF_DSGD_BACKUP_FD"
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
 
@@ -55,6 +63,16 @@ if os.getppid() == int(sys.argv[1]):
 # the kernel each time, which maps and clears them anew: about a twelfth of all processor time.
 _KEPT_BYTES = str(256 << 20)
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": _KEPT_BYTES, "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES}
+
+
+def how_to_go_on(command: str, backup: str | None) -> str:
+    """What is said where a task took a part of the training along."""
+    if backup:
+        return f"The last checkpoint is in {backup}. To go on from it: {command}"
+    return (
+        "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one. To start "
+        f"again: {command}"
+    )
 
 
 @dataclasses.dataclass
@@ -89,6 +107,9 @@ class _Launcher:
         self._mutex = threading.Lock()
         self._told: int | None = None  # the signal that ends the launcher
         self._lifeline, self._held = os.pipe()  # closes when this process ends
+        self._command = shlex.join(sys.orig_argv)
+        self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
+        """Holds the path of the chief's last checkpoint."""
 
     def run(self) -> int:
         """The exit code."""
@@ -115,11 +136,15 @@ class _Launcher:
         if sys.platform == "linux":
             tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
             command = [sys.executable, *tie, *command]
+        passed = self._lifeline
+        told = {PARENT_FD: str(passed)}
+        if is_script:
+            passed = self._backup.fileno()
+            told = {COMMAND: self._command, BACKUP_FD: str(passed)}
         task.process = subprocess.Popen(
             command,
-            env={**os.environ, **task.environment}
-            | ({} if is_script else {PARENT_FD: str(self._lifeline)}),
-            pass_fds=() if is_script else (self._lifeline,),
+            env={**os.environ, **task.environment, **told},
+            pass_fds=(passed,),
             # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
             process_group=0,
             stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
@@ -183,9 +208,15 @@ class _Launcher:
                 running.append(task)
             elif code and self._code is None:
                 self._code = code
-                if len(self._scripts) > 1 and self._told is None:
-                    self.say(f"{task.name} (pid {_process(task).pid}) {_ending(code)}")
+                alone = len(self._scripts) == 1
+                if self._told is None and (code < 0 or not alone):
+                    how = f"{task.name} (pid {_process(task).pid}) {_ending(code)}"
+                    self.say(f"{how}. {self._how_to_go_on()}" if alone else how)
         return running
+
+    def _how_to_go_on(self) -> str:
+        self._backup.seek(0)
+        return how_to_go_on(self._command, self._backup.read().decode(errors="replace"))
 
     def _look_after_servers(self) -> None:
         """Reports those that ended; starts workers again that may be."""
@@ -370,7 +401,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
     def at_least(least: int) -> Any:
         def integer(text: str) -> int:
-            if not (text.isascii() and text.isdigit() and least <= int(text) < 10_000):
+            digits = text.isascii() and text.isdigit() and len(text) < 5
+            if not (digits and least <= int(text)):
                 raise argparse.ArgumentTypeError(
                     f"must be an integer from {least} to 9999. Received: {text!r}."
                 )
@@ -414,8 +446,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("script", help="the training script")
     add("args", nargs=argparse.REMAINDER, help="arguments of the script")
     options = parser.parse_args(arguments)
-    if not options.module and not Path(options.script).exists():
+    if os.environ.get("TF_CONFIG", "").strip():
+        parser.error(
+            "TF_CONFIG is set: this process is a task of a cluster already, and the launcher would "
+            'start another one here. Run the script itself: "python train.py"; or unset TF_CONFIG. '
+            f"Received: {os.environ['TF_CONFIG']!r}"
+        )
+    if not options.module and not _is_program(options.script):
         parser.error(f"there is no file {options.script!r}; for a module write -m {options.script}")
+    if options.module and not _is_module(options.script):
+        parser.error(f"there is no module {options.script!r} in the current folder or sys.path")
     if options.spmd and options.ps is not None:
         parser.error("--spmd starts no ps processes: leave --ps out, or --spmd")
     if options.spmd and options.restart_workers:
@@ -430,10 +470,36 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _is_program(path: str) -> bool:
+    """Whether Python runs it: a file, or a folder with a `__main__.py`."""
+    return Path(path).is_file() or (bool(path) and (Path(path) / "__main__.py").is_file())
+
+
+def _is_module(name: str) -> bool:
+    """Whether its outermost package is there; what is inside only an import would tell."""
+    outermost = name.partition(".")[0]
+    path = [os.getcwd(), *sys.path]  # as `python -m` has it
+    try:
+        found = importlib.util.find_spec(outermost)
+    except (ImportError, ValueError):
+        found = None
+    return bool(found or importlib.machinery.PathFinder.find_spec(outermost, path))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; returns the exit code."""
     options = _parse(arguments)
-    with _reserved_addresses(options.workers + (0 if options.spmd else 1 + options.ps)) as places:
+    count = options.workers + (0 if options.spmd else 1 + options.ps)
+    with contextlib.ExitStack() as stack:
+        try:
+            places = stack.enter_context(_reserved_addresses(count))
+        except OSError as error:
+            print(
+                f"tf_dsgd.launch: there is no port for each of {count} processes: "
+                f"{error.strerror}. Lower --workers or --ps.",
+                file=sys.stderr,
+            )
+            return 2
         if options.spmd:
             return _Launcher(_equal_tasks(options, places), [], options.prefix_chief).run()
         chief, servers = _tasks(options, places)

@@ -4,6 +4,7 @@ The process serves until it is told to end (SIGTERM or SIGINT, exit code 0), one
 another. Environment variables beside TF_CONFIG:
 
     TF_DSGD_THREADS     threads within an operation (intra-op); by default one per core
+    TF_DSGD_LISTEN      "everywhere": on all interfaces, not at the task's address alone
     TF_DSGD_PARENT_FD   set by tf_dsgd.launch: the process ends when this pipe closes
 """
 
@@ -17,10 +18,14 @@ import threading
 from typing import Any, NoReturn
 
 import numpy as np
-import tensorflow as tf
 
 import tf_dsgd
-from tf_dsgd import _tf, gpu, tasks
+from tf_dsgd import _tf_server
+
+if __name__ == "__main__":
+    _tf_server.leave_python_out()  # before the modules below import it
+
+from tf_dsgd import listening, tasks
 from tf_dsgd.launch import PARENT_FD, THREADS
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,14 +35,16 @@ def serve(which: tasks.Tasks) -> NoReturn:
     """Serves this process's task until SIGTERM or SIGINT, then exits the process with code 0.
 
     Use it in a script of your own that every task of a cluster starts; `python -m tf_dsgd.serve` is
-    the same as a program. TensorFlow's server is open to whoever reaches its port, on all network
-    interfaces, and runs what it is sent: it belongs on a private network.
+    the same as a program. TensorFlow's server is open to whoever reaches its port, and runs what it
+    is sent: it belongs on a private network. On Linux it takes connections at the address that
+    the cluster spec gives it, if this machine has that address, and at no other.
 
     Args:
         which: the cluster, and the worker or ps task of it that this process is.
 
     Raises:
-        ValueError: if this process is no worker or ps task, or TF_DSGD_THREADS is wrong.
+        ValueError: if this process is no worker or ps task, or TF_DSGD_THREADS or TF_DSGD_LISTEN is
+            wrong.
         OSError: if the port of the task's address is in use.
         RuntimeError: if called outside the main thread, which alone may handle signals.
     """
@@ -48,6 +55,7 @@ def serve(which: tasks.Tasks) -> NoReturn:
         )
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("A task must be served from the main thread, which handles signals.")
+    _threads(), listening.everywhere()  # whether they are right
     number = max(which.jobs[which.task_type]) + 1  # tasks before the last may be left out
     place = which.me.replace(" at ", f" of {number} at ")
     print(
@@ -59,7 +67,7 @@ def serve(which: tasks.Tasks) -> NoReturn:
         _exit_now(server)
 
 
-def _exit_now(server: tf.distribute.Server) -> NoReturn:
+def _exit_now(server: Any) -> NoReturn:
     """Ends the process without destroying the server, which may wait for a chief or abort."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -101,33 +109,26 @@ class _Signals:
                 return
 
 
-def _start(which: tasks.Tasks) -> tf.distribute.Server:
+def _start(which: tasks.Tasks) -> Any:
     """The running server, which answers with its version."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
-    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=_threads())
-    config.gpu_options.allow_growth = True
     if which.task_type == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        config.device_count["GPU"] = 0
     else:
         os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        gpu.configure_by_default()
     tasks.check_port(which)
     doubts = tasks.doubts_about_own_host(which)
     if doubts:
         print(f"tf_dsgd: {doubts}", file=sys.stderr, flush=True)
-    _tf.answer_remotely(tasks.VERSION_TOKEN, _version)
+    _tf_server.answer_remotely(tasks.VERSION_TOKEN, _version)
+    job, index = str(which.task_type), which.task_index
     try:
-        return tf.distribute.Server(
-            which.cluster_spec(),
-            job_name=which.task_type,
-            task_index=which.task_index,
-            protocol="grpc",
-            config=config,
-        )
-    except tf.errors.UnknownError as error:  # "Could not start gRPC server", and nothing else
+        server = _tf_server.start(which.jobs, job, index, _threads(), gpus=job == "worker")
+    except RuntimeError as error:
         tasks.check_port(which)
-        raise OSError(f"{which.me} could not start: {error.message}.") from None
+        raise OSError(f"{which.me} could not start: {error}.") from None
+    listening.keep_to(which.own_address)
+    return server
 
 
 def _version() -> np.ndarray:
@@ -137,9 +138,10 @@ def _version() -> np.ndarray:
 def _threads() -> int:
     """TF_DSGD_THREADS; 0 is TensorFlow's default."""
     text = os.environ.get(THREADS) or "0"
-    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 1 << 16):
         raise ValueError(
-            f"{THREADS} must be a number of threads, or 0 for one per core. Received: {text!r}."
+            f"{THREADS} must be a number of threads from 1 to 65535, or 0 for one per core. "
+            f"Received: {text!r}."
         )
     return int(text)
 

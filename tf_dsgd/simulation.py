@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import Algorithm
-from tf_dsgd.cluster import SimulatedCluster, positive_int
+from tf_dsgd.checks import entries, positive_int
+from tf_dsgd.cluster import SimulatedCluster
 from tf_dsgd.engine.schedule import action_of
 from tf_dsgd.engine.scheduled import ScheduledEngine
 from tf_dsgd.engine.shard import Ledger
@@ -104,14 +105,34 @@ def simulate(
             "rule must be a tf_dsgd.algorithm.Algorithm, or a strategy to take it from. "
             f"Received: {rule!r}."
         )
-    values = [_floats(f"weights[{i}]", w) for i, w in enumerate(weights)]
+    given = entries("weights", weights, "a list of arrays")
+    values = [_floats(f"weights[{i}]", w) for i, w in enumerate(given)]
     if not values:
-        raise ValueError("weights must hold at least one array. Received: none.")
+        raise ValueError(f"weights must hold at least one array. Received: {weights!r}.")
+    if num_workers is not None:
+        num_workers = positive_int("num_workers", num_workers)
     parsed = _parse(events, values, num_workers)
     if num_workers is None:
         num_workers = 1 + max((event.worker for event in parsed), default=0)
     sparse = _sparse(parsed, len(values))
+    optimizer = _optimizer(optimizer)
     return _bench(algorithm, optimizer, values, sparse, num_workers).play(values, parsed)
+
+
+def _optimizer(given: Any) -> keras.optimizers.Optimizer:
+    try:
+        found = keras.optimizers.get(given)
+    except (ValueError, TypeError, KeyError) as error:
+        raise _no_optimizer(given) from error
+    if not isinstance(found, keras.optimizers.Optimizer):  # as of None
+        raise _no_optimizer(given)
+    return found
+
+
+def _no_optimizer(given: Any) -> ValueError:
+    return ValueError(
+        f"optimizer must be a Keras optimizer, or the name of one. Received: {given!r}."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +152,8 @@ class _Event:
 def _parse(
     events: Iterable[Any], weights: Sequence[np.ndarray], num_workers: int | None
 ) -> list[_Event]:
-    if num_workers is not None:
-        positive_int("num_workers", num_workers)
     parsed = []
-    for place, given in enumerate(events):
+    for place, given in enumerate(entries("events", events, "a list of events")):
         where = f"events[{place}]"
         worker, action, what = action_of(where, given, num_workers)
         takes = action in ("step", "push")
@@ -143,12 +162,13 @@ def _parse(
                 f"{where}: {'give' if takes else 'leave out'} the gradients of a "
                 f"{action!r}{', or () to send only' * (action == 'push')}. Received: {given!r}."
             )
-        gradients = list(what or ()) if takes else []
+        name = f"{where}: the gradients of a {action!r}"
+        gradients = entries(name, what, "a list, one for each weight") if takes else []
         if gradients or action == "step":
             if len(gradients) != len(weights):
                 raise ValueError(
                     f"{where} must have one gradient for each of the {len(weights)} weights. "
-                    f"Received: {len(gradients)}."
+                    f"Received: {len(gradients)}, {what!r}."
                 )
             gradients = [
                 _gradient(f"{where}, gradient {i}", g, w)
@@ -190,13 +210,19 @@ def _gradient(name: str, given: Any, weight: np.ndarray) -> Any:
         return _merged(rows.astype(np.int64), values)
     dense = _numbers(name, given, weight)
     if dense.shape != weight.shape:
-        raise ValueError(f"{name} must have its weight's shape {weight.shape}. Got {dense.shape}.")
+        raise ValueError(
+            f"{name} must have its weight's shape {weight.shape}, not {dense.shape}. "
+            f"Received: {given!r}."
+        )
     return dense
 
 
 def _numbers(name: str, given: Any, weight: np.ndarray) -> np.ndarray:
     try:
-        return np.asarray(given, weight.dtype)
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+            raise TypeError(f"numbers have no type {array.dtype}")  # NumPy reads them from text
+        return array.astype(weight.dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of numbers. Received: {given!r}.") from error
 
@@ -339,13 +365,12 @@ _benches: collections.OrderedDict[Any, _Bench] = collections.OrderedDict()
 
 def _bench(
     algorithm: Algorithm,
-    optimizer: Any,
+    optimizer: keras.optimizers.Optimizer,
     weights: Sequence[np.ndarray],
     sparse: tuple[bool, ...],
     num_workers: int,
 ) -> _Bench:
     """A bench made for the same case before, or a new one."""
-    optimizer = keras.optimizers.get(optimizer)
     config = json.dumps(_unnamed(optimizer.get_config()), sort_keys=True, default=repr)
     shapes = tuple((w.shape, w.dtype.name) for w in weights)
     key = (algorithm, type(optimizer), config, shapes, sparse, num_workers)

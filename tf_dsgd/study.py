@@ -23,7 +23,8 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, ExchangeRule
-from tf_dsgd.cluster import Cluster, SimulatedCluster, positive_int
+from tf_dsgd.checks import positive_int, truth
+from tf_dsgd.cluster import Cluster, SimulatedCluster
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Entry, Recorder, checked
@@ -151,12 +152,14 @@ class Study:
                 "algorithm must be a tf_dsgd.algorithm.Algorithm, such as a strategy's "
                 f"`algorithm`. Received: {algorithm!r}."
             )
-        positive_int("num_workers", num_workers)
-        positive_int("batch_size", batch_size)
-        if len(x) != len(y) or len(x) < batch_size:
+        num_workers = positive_int("num_workers", num_workers)
+        batch_size = positive_int("batch_size", batch_size)
+        jit_compile = truth("jit_compile", jit_compile)
+        examples = [_examples("x", x), _examples("y", y)]
+        if examples[0] != examples[1] or examples[0] < batch_size:
             raise ValueError(
                 "x and y must have as many examples, and at least batch_size of them. "
-                f"Received: {len(x)} and {len(y)}, batch_size={batch_size}."
+                f"Received: {examples[0]} and {examples[1]}, batch_size={batch_size}."
             )
         self.strategy = _StackedStrategy(algorithm, num_workers)
         self._batch_size = batch_size
@@ -216,6 +219,14 @@ class Study:
     def _push(self) -> None:
         heads, message = self._program.collect[0].traced()
         self._program.delivery(heads, message)
+
+
+def _examples(name: str, array: Any) -> int:
+    """How many there are."""
+    shape = tuple(getattr(array, "shape", ()))
+    if not shape:
+        raise TypeError(f"{name} must be an array of examples. Received: {array!r}.")
+    return int(shape[0])
 
 
 def _compiled(make_model: Any) -> keras.Model:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import ipaddress
 import json
 import os
 import re
@@ -68,6 +69,11 @@ class Tasks:
         return self.jobs.get("chief", {}).get(0)
 
     @property
+    def own_address(self) -> str:
+        """Where this process's task listens, "host:port"."""
+        return self.jobs[str(self.task_type)][self.task_index]
+
+    @property
     def me(self) -> str:
         """This task in words, such as "worker 1 at 10.0.0.3:2222"."""
         if self.task_type is None:
@@ -116,7 +122,9 @@ def from_tf_config(text: str | None = None, *, ps: bool = True) -> Tasks:
     if not text.strip():
         raise ValueError(f"TF_CONFIG is not set or empty. Set it as in {_EXAMPLE}.")
     try:
-        config = json.loads(text, object_pairs_hook=_without_repeated_keys)
+        config = json.loads(
+            text, object_pairs_hook=_without_repeated_keys, parse_int=_readable_integer
+        )
     except json.JSONDecodeError as error:
         raise ValueError(
             f"TF_CONFIG is not JSON: {error.msg} at line {error.lineno}, column {error.colno} "
@@ -204,7 +212,7 @@ def check_port(which: Tasks) -> None:
     Raises:
         OSError: if the port cannot be used, naming the task and the address.
     """
-    port = int(which.jobs[str(which.task_type)][which.task_index].rsplit(":", 1)[1])
+    port = int(which.own_address.rsplit(":", 1)[1])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -223,7 +231,7 @@ def doubts_about_own_host(which: Tasks) -> str | None:
 
     Only a doubt: behind a service of Kubernetes, say, a task does not have its own address.
     """
-    host = which.jobs[str(which.task_type)][which.task_index].rsplit(":", 1)[0]
+    host = which.own_address.rsplit(":", 1)[0]
     try:
         family, *_, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
     except OSError as error:
@@ -396,11 +404,25 @@ def _address(address: Any, where: str) -> str:
         raise wrong("which has more than one colon; IPv6 addresses stand in brackets.")
     if not host:
         raise wrong("which has no host.")
-    if not _HOST.fullmatch(host):
+    if not _is_host(host):
         raise wrong(f"whose host {json.dumps(host)} is not a host name or IP address.")
+    if set(host) <= set("[]:.0"):
+        raise wrong("which stands for all of a machine's addresses: others cannot find it.")
     if not (port.isascii() and port.isdigit()) or not 0 < int(port[:9]) < 1 << 16:
         raise wrong(f"whose port {json.dumps(port)} is not a number from 1 to 65535.")
     return f"{host}:{int(port)}"
+
+
+def _is_host(host: str) -> bool:
+    """Whether it may be a host name, or is an IP address, in brackets if it is of version 6."""
+    if not _HOST.fullmatch(host):
+        return False
+    if host[0] != "[" and not re.fullmatch(r"[0-9.]+", host, re.ASCII):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).version == (6 if host[0] == "[" else 4)
+    except ValueError:
+        return False
 
 
 def _tasks(jobs: dict[str, dict[int, str]], job: Any, index: Any, where: str) -> Tasks:
@@ -452,6 +474,13 @@ def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"TF_CONFIG has the key {json.dumps(key)} twice. Keep one of them.")
         found[key] = value
     return found
+
+
+def _readable_integer(digits: str) -> int:
+    """JSON's integers; of thousands of digits Python would not say where they are."""
+    if len(digits) > 20:
+        raise ValueError(f"TF_CONFIG has a number of {len(digits)} digits: {digits[:20]}...")
+    return int(digits)
 
 
 def _indices(tasks: Mapping[int, str]) -> str:

@@ -111,6 +111,21 @@ def test_block_momentum_equals_the_papers_equations(nesterov):
     np.testing.assert_allclose(weights - ahead, outer.model, rtol=1e-4, atol=1e-5)
 
 
+def test_block_momentum_follows_a_schedule_of_mini_batches():
+    """All three workers average after 12 mini-batches in all; zeta is 0 from the third time on."""
+    x, y = data(60)
+    first = len(x) * 24 // 60
+    plain = averaging(simulated(), policy="reset")
+    two, _ = fit(plain, OPTIMIZERS["sgd"], x[:first], y[:first])
+    zeta = keras.optimizers.schedules.PiecewiseConstantDecay([30], [1.0, 0.0])
+    block = tf_dsgd.optimizers.BlockMomentum(0.0, zeta, nesterov=False)
+    strategy = averaging(simulated(), policy="reset", outer=block)
+    weights, _ = fit(strategy, OPTIMIZERS["sgd"], x, y)
+    np.testing.assert_allclose(weights, two, rtol=1e-6, atol=1e-6)
+    copy = type(block).from_config(block.get_config())
+    assert copy.get_config() == block.get_config()
+
+
 def test_diloco_by_hand():
     x, y = data(60)
     twin = twins.Averaging(START, 3, 4, "adam", RATE, "local", twins.DiLoCo(0.7, 0.9))
@@ -217,7 +232,7 @@ def test_the_period_may_change():
     # Epoch 1: 6 single ones, then one of 4. Epochs 2 and 3: 4, 4, 2.
     assert strategy.updates == 7 + 3 + 3
     assert set(asked) >= {0, 1, 5, 6, 10, 14, 18, 20}
-    assert max(asked) <= 32  # a table of the periods is long enough that ends with the run
+    assert max(asked) < 30  # a table of the periods is long enough that ends with the run
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -272,20 +287,3 @@ def test_a_reset_that_would_begin_an_average_of_weights_anew_is_refused():
             x,
             y,
         )
-
-
-def test_wrong_arguments_are_named():
-    make = tf_dsgd.PeriodicAveragingStrategy
-    for arguments, text in [
-        ({"average_every": 0}, "average_every must be .*Received: 0"),
-        ({"average_every": 2.5}, "average_every must be .*Received: 2.5"),
-        ({"average_every": lambda step: 0}, "average_every must give .*Received: 0 for step 0"),
-        ({"average_every": lambda step: "a"}, "average_every must give .*Received: 'a'"),
-        ({"optimizer_state": "mean"}, "optimizer_state must be .*Received: 'mean'"),
-        ({"outer_optimizer": "sgd"}, "outer_optimizer must be a Keras optimizer.*'sgd'"),
-        ({"outer_optimizer": tf_dsgd.optimizers.FASGD()}, "no delay.*Received: FASGD"),
-    ]:
-        with pytest.raises((ValueError, TypeError), match=text):
-            make(tf_dsgd.LocalCluster(2), **arguments)
-    with pytest.raises(ValueError, match=r"BlockMomentum's momentum.*Received: 1"):
-        tf_dsgd.optimizers.BlockMomentum(momentum=1)

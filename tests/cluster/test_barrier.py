@@ -31,6 +31,19 @@ def test_nobody_waits_for_a_worker_that_was_killed(run):
         assert total / WORKERS * 0.8 <= -weight <= total
 
 
+@pytest.mark.parametrize("run", range(int(os.environ.get("TF_DSGD_REPEAT", "1"))))
+@pytest.mark.parametrize("strategy", ["averaging", "bounded"])
+def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
+    """Nobody waits until it counts as lost, and what it sends when it goes on is refused."""
+    options = (*FILE, "--workers", "3", "--ps", "2")
+    with processes.started(*options, str(SCRIPTS / "late.py"), strategy) as process:
+        seconds, reasons = report(process, "DONE", 180.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert seconds < 60.0
+    assert reasons["repeated"] >= 1 and reasons["replaced"] == reasons["failed"] == 0
+    assert "lost" not in log(process)
+
+
 def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
     options = (*FILE, "--workers", "2", "--ps", "0")
     with processes.started(*options, str(SCRIPTS / "no_ps.py")) as process:
@@ -43,3 +56,13 @@ def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
     assert code == 1, log(process)
     (error,) = [line for line in process.lines if line.startswith("RuntimeError")]
     assert f"worker 1 at {address}" in error and "BackupAndRestore" in error
+
+
+def test_nobody_waits_as_a_late_worker_counts_as_lost():
+    """Workers' threads, which end with an epoch, once waited 20 s for its variables to be freed."""
+    options = ("--workers", "3", "--ps", "1")
+    with processes.started(*FILE, *options, str(SCRIPTS / "late_then_lost.py")) as process:
+        longest, lost, steps, expected = report(process, "RESULT", 200.0)
+        assert exit_of(process, 90.0)[0] == 0, log(process)
+    assert lost and steps == expected
+    assert longest < 12.0, log(process)  # of which 3 are the patience

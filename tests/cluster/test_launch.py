@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import signal
 import socket
 import sys
@@ -224,6 +225,18 @@ def test_wrong_arguments(capsys, arguments, words):
         launch.main(arguments)
     assert caught.value.code == 2
     assert words in capsys.readouterr().err
+
+
+def test_more_processes_than_there_are_ports(capsys):
+    """Each needs an open socket here; the limit is lowered, as a system's own may be."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, allowed[1]))
+    try:
+        assert launch.main(["--workers", "500", "--ps", "20", __file__]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    said = capsys.readouterr().err
+    assert "no port for each of 521 processes: Too many open files. Lower --workers" in said
 
 
 def test_a_reserved_port_is_given_to_nobody_but_to_who_asks_for_it():

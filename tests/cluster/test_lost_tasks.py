@@ -6,10 +6,14 @@ was applied; a momentum of 1 counts mini-batches, and sums the counts in its wei
 
 import json
 import os
+import re
+import shlex
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.cluster import processes
@@ -195,10 +199,9 @@ def test_all_workers_are_lost():
 # -- a ps that is killed --------------------------------------------------------------------
 
 
-def test_a_lost_ps_ends_training_and_starting_again_resumes(tmp_path):
-    arguments = {"epochs": 4, "steps": 500, "backup": str(tmp_path / "backup")}
-    options = ("--workers", "2", "--ps", "2")
-    with launched(*options, **arguments) as process:
+def test_a_lost_ps_and_a_lost_chief_end_training_and_the_command_in_the_error_resumes(tmp_path):
+    arguments = {"epochs": 6, "steps": 500, "backup": str(tmp_path / "backup")}
+    with launched("--workers", "2", "--ps", "2", **arguments) as process:
         address, pid = roles(process, 4)["ps 1"]
         said(process, "EPOCH 2")
         process.line_with("STEPS", 10.0)
@@ -210,13 +213,33 @@ def test_a_lost_ps_ends_training_and_starting_again_resumes(tmp_path):
     error = process.text[process.text.rindex("RuntimeError") :]
     assert f"ps 1 at {address}" in error
     assert "ps 0" not in error
-    assert str(tmp_path / "backup") in error
 
-    with launched(*options, **arguments) as process:
+    with processes.started(*resuming(error, tmp_path)) as process:
         assert said(process, "EPOCH") == "EPOCH 2"
+        said(process, "EPOCH 4")
+        (chief,) = [
+            p
+            for p in psutil.Process(process.popen.pid).children()
+            if "train.py" in " ".join(p.cmdline())
+        ]
+        chief.kill()
+        line = said(process, f"[launch] chief (pid {chief.pid}) was killed by SIGKILL. ")
+        assert exit_of(process, 30.0)[0] == 128 + signal.SIGKILL, log(process)
+
+    with processes.started(*resuming(line, tmp_path)) as process:
+        assert said(process, "EPOCH") == "EPOCH 4"
         got = report(process, "DONE")
         assert exit_of(process, 20.0)[0] == 0, log(process)
-    assert got == {"epochs": 4, "steps": 2000, "sparse": [4], "dense": [4]}
+    assert got == {"epochs": 6, "steps": 3000, "sparse": [6], "dense": [6]}
+
+
+def resuming(error, folder):
+    """The command at the end of an error, behind the checkpoint it goes on from."""
+    found = re.search(r"The last checkpoint is in (.*)\. To go on from it: (.*)", error)
+    assert found and found[1].startswith(f"{folder}/backup/checkpoint-"), error
+    program, *arguments = shlex.split(found[2])
+    assert Path(program).name.startswith("python")
+    return arguments
 
 
 def test_the_only_ps_is_lost_without_a_backup():
@@ -228,7 +251,8 @@ def test_the_only_ps_is_lost_without_a_backup():
     assert code == 1, log(process)
     error = process.text[process.text.rindex("RuntimeError") :]
     assert f"ps 0 at {address}" in error
-    assert "BackupAndRestore" in error
+    assert "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one" in error
+    assert "tf_dsgd/launch.py --workers 1 " in error[error.index("To start again: ") :]
     assert seconds < 30.0
 
 
@@ -291,3 +315,14 @@ def test_interrupts():
     assert code == 130, log(process)
     assert seconds < 10.0
     assert process.text.rstrip().endswith("KeyboardInterrupt"), log(process)
+
+
+def test_workers_are_killed_in_a_resumed_run():
+    """Their numbers go on from the checkpoint: what is done, and what others must do, goes by them.
+
+    That each example was applied once an epoch is asserted by the script.
+    """
+    options = (*FILE, "--workers", "3", "--ps", "2", "--restart_workers", "9")
+    with processes.started(*options, str(SCRIPTS / "resumed.py")) as process:
+        assert json.loads(said(process, "DONE").split(maxsplit=1)[1]) == [2, 2000]
+        assert exit_of(process, 90.0)[0] == 0, log(process)

@@ -10,6 +10,7 @@ import pytest
 
 import tf_dsgd
 from tests.cluster import processes
+from tests.packaging.repository import run_python
 from tf_dsgd import probing, serve, tasks
 
 # A chief: connects to the worker named by argument and asks for its version.
@@ -49,6 +50,18 @@ server = tf.distribute.Server(spec, job_name="worker", task_index=0)
 tf.config.experimental_connect_to_cluster(spec, job_name="chief")
 print("VERSION", tasks.remote_version("/job:worker/replica:0/task:0/device:CPU:0"), flush=True)
 sys.stdin.read()
+"""
+
+# As on the way to `python -m tf_dsgd.serve`: whether the package itself then stays unimported.
+LEFT_OUT = """
+import sys
+sys.path.append(sys.argv[1])
+sys.argv, sys.orig_argv = ["-m"], ["python", "-m", "tf_dsgd.serve"]
+from tf_dsgd import _tf_server
+assert "tensorflow" not in sys.modules
+_tf_server.leave_python_out()
+print("tensorflow" in sys.modules)
+assert "keras" not in sys.modules
 """
 
 
@@ -107,6 +120,30 @@ def test_a_ps_ends_on_sigint_and_when_its_launcher_is_gone():
             assert code == 0, second.text
             assert seconds < 2.0
             assert "Traceback" not in second.text
+
+
+def test_a_server_leaves_the_python_of_tensorflow_and_keras_out():
+    with processes.addresses(2) as (w0, ps):
+        config = processes.tf_config("ps", 0, worker=[w0], ps=[ps])
+        with processes.started(
+            *("-X", "importtime", "-m", "tf_dsgd.serve"), TF_CONFIG=config
+        ) as process:
+            process.line_with("ps 0 of 1")
+            imported = {line.rsplit("|", 1)[-1].strip() for line in process.lines}
+    assert "tf_dsgd.serve" not in imported  # it is the program
+    assert "tf_dsgd.tasks" in imported
+    assert not {name for name in imported if name.startswith(("keras", "tensorflow._api"))}
+
+
+@pytest.mark.parametrize("where", ["variable", "folder", "nowhere"])
+def test_a_server_loads_plugins_as_tensorflow_does(tmp_path, where):
+    variables = {}
+    if where == "variable":
+        variables["TF_PLUGGABLE_DEVICE_LIBRARY_PATH"] = str(tmp_path)
+    elif where == "folder":
+        (tmp_path / "tensorflow-plugins").mkdir()
+    result = run_python("-c", LEFT_OUT, str(tmp_path), **variables)
+    assert result.stdout.split() == [str(where == "nowhere")], result.stderr
 
 
 def test_a_script_may_serve_and_tells_its_version():

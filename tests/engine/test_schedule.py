@@ -111,28 +111,6 @@ def test_a_schedule_that_does_not_fit(schedule, message):
         fit_ones(model, 2)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (["fetch"], r"schedule\[0\] must be \(worker, action\)"),
-        ([(0, "wait")], r"schedule\[0\] must be .*'flush'"),
-        ([(0, "fetch"), (2, "fetch")], r"schedule\[1\] is of worker 2, and there are 2"),
-        ([(True, "fetch")], r"schedule\[0\] has True"),
-        ([(0, "push", 3)], r"schedule\[0\] must name its mini-batches by a sequence"),
-        ([(0, "push", [0, 0])], r"schedule\[0\] uses mini-batch 0, as schedule\[0\]"),
-        ([(0, "push", [1]), (1, "push", [-1])], r"schedule\[1\] has -1"),
-    ],
-)
-def test_a_schedule_that_is_none(schedule, message):
-    with pytest.raises(ValueError, match=message):
-        tf_dsgd.SimulatedCluster(2, schedule=schedule)
-
-
-def test_a_schedule_and_delays_exclude_each_other():
-    with pytest.raises(ValueError, match="takes the place of compute_seconds"):
-        tf_dsgd.SimulatedCluster(2, compute_seconds=2.0, schedule=[])
-
-
 # -- recorded and played ---------------------------------------------------------------------
 
 

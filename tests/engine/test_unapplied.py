@@ -9,6 +9,7 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.engine.base import WorkerState
 from tf_dsgd.engine.cluster import ClusterEngine
+from tf_dsgd.engine.late import LateWork
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
 
 
@@ -62,6 +63,7 @@ def test_a_worker_waits_until_its_cut_off_message_is_completed():
     """Its next number would make the shard that lacks that message refuse it."""
     engine = ClusterEngine.__new__(ClusterEngine)
     engine._stream, engine._completing, engine._cut_off = None, {}, [CutOff(1, 3, ["a"])]
+    engine._lateness = LateWork(3, None)
     workers = [WorkerState(m) for m in range(3)]
     assert [engine._limit(w) > 0 for w in workers] == [True, False, True]
     engine._completing[2] = engine._cut_off.pop()
@@ -74,7 +76,6 @@ def test_who_may_complete_a_message():
     """Any worker for a lost one; from the moment it is let in again only it itself."""
     engine = ClusterEngine.__new__(ClusterEngine)
     engine._changed = engine._idle = threading.Condition()
-    engine._program = engine._can_complete = "program"
     engine._may_begin = lambda worker: True
     engine._lost, engine._completing = {1: 0.0}, {}
     engine._joining = None
@@ -126,8 +127,8 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
     monkeypatch.setattr(_tf, "make_variable", make)
     if not left:
         with pytest.raises(RuntimeError, match="All workers were lost while the strategy was made"):
-            ClusterEngine(Connection(), Periods(), 5.0)
+            ClusterEngine(Connection(), Periods(), 5.0, None)
         return
-    engine = ClusterEngine(Connection(), Periods(), 5.0)
+    engine = ClusterEngine(Connection(), Periods(), 5.0, None)
     assert engine.store.present == [True, False]
     assert list(engine._lost) == [1]

@@ -115,5 +115,5 @@ def test_two_shapes_of_batches_share_what_is_remembered():
     model.fit(x, y, batch_size=1, verbose=0)
     held = strategy.shards()
     model.fit(x, y, sample_weight=np.ones(12), batch_size=1, verbose=0)
-    assert len(strategy._programs) == 2
+    assert len(strategy.batches.programs) == 2
     assert strategy.shards() == held

@@ -357,6 +357,17 @@ def test_monitor_cost_prints_a_table():
 
 
 @pytest.mark.slow
+def test_the_cost_of_the_ledger_prints_a_table():
+    output = run_benchmark(
+        "monitor_cost.py",
+        *("--of", "ledger", "--repetitions", "1", "--epochs", "1", "--examples", "1280"),
+        *("--periods", "20"),
+    )
+    assert "| without |" in output
+    assert "| ledger and audits |" in output
+
+
+@pytest.mark.slow
 def test_loss_vs_seconds_prints_a_table():
     output = run_benchmark(
         "loss_vs_seconds.py",

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_dsgd import algorithm, arithmetic
+from tf_dsgd import algorithm, arithmetic, checks
 from tf_dsgd.arithmetic import Gradient
 
 
@@ -46,6 +46,10 @@ class SendWeights(algorithm.LocalRule):
     @property
     def sends_slots(self) -> bool:  # type: ignore[override]
         return self.slots == "average"
+
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return self.slots != "local"
 
     def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
         """Nothing: the optimizer has already changed the worker's weights."""
@@ -105,21 +109,19 @@ class _Averages:
 
     def after(self, step: int) -> int:
         """The first one after `step`."""
-        while self._steps[-1] <= step:
-            now = self._begun + self._steps[-1]
-            every = self._period(now)
-            if isinstance(every, bool) or not hasattr(every, "__index__") or int(every) < 1:
-                raise ValueError(
-                    "average_every must give a number of mini-batches of at least 1. "
-                    f"Received: {every!r} for step {now}."
-                )
-            self._steps.append(self._steps[-1] + int(every))
+        self._extend(step + 1)
         return self._steps[bisect.bisect_right(self._steps, step)]
 
     def at(self, step: int) -> bool:
         """Whether there is one at `step`."""
-        self.after(step)
+        self._extend(step)
         return self._steps[bisect.bisect_left(self._steps, step)] == step
+
+    def _extend(self, step: int) -> None:
+        """Asks for periods until there is an average at `step` or later, and no further."""
+        while self._steps[-1] < step:
+            now = self._begun + self._steps[-1]
+            self._steps.append(self._steps[-1] + checks.period(self._period, now))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,8 @@ class AccrueGradient(algorithm.LocalRule):
     push_every: int = 1
     fetch_every: int = 1
 
+    repeatable = True
+
     def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
         for i, gradient in enumerate(gradients):
             _accrue(worker, i, gradient, single=self.push_every == 1)

@@ -31,7 +31,9 @@ class JointLogs:
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
         variables = self._model.metrics_variables
-        return [f"metric {v.name} {tuple(v.shape)} {v.dtype}" for v in variables]
+        names = sorted(self._model.get_metrics_result())
+        lines = [f"metric {v.name} {tuple(v.shape)} {v.dtype}" for v in variables]
+        return [f"metrics {', '.join(names)}", *lines]
 
     def results(self) -> dict[str, Any]:
         """Adds up the metrics' states, in place, and gives their results."""

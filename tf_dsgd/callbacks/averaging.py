@@ -15,7 +15,7 @@ from absl import logging
 from tf_dsgd import collectives
 from tf_dsgd.callbacks.averaged_logs import JointLogs, is_number
 from tf_dsgd.callbacks.averaged_state import POLICIES, ModelState
-from tf_dsgd.cluster import integer
+from tf_dsgd.checks import integer, one_of, period, positive_seconds
 from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.
@@ -104,8 +104,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
             optimizer was made (Adagrad's accumulators begin at 0.1, not 0), and bias correction
             begins anew: `iterations` then counts from the latest average within an epoch, and all
             steps between epochs, where it is saved; schedules go on.
-        timeout_seconds: how long a process waits for the others; above 0. It should be above the
-            longest thing that one does alone, such as writing a checkpoint, or starting.
+        timeout_seconds: how long a process waits for the others; above 0, below 1e9. It should be
+            above the longest thing that one does alone, such as writing a checkpoint, or starting.
 
     Raises:
         ValueError: for a wrong argument or TF_CONFIG; for a model under a strategy; for `"reset"`
@@ -139,26 +139,14 @@ class PeriodicAveraging(keras.callbacks.Callback):
         timeout_seconds: float = 60.0,
     ):
         super().__init__()
-        if not callable(average_every):
+        if callable(average_every):
+            period(average_every, 0)  # whether it gives a period at all
+        else:
             average_every = integer("average_every", average_every, 1, ", or a callable")
-        if optimizer_state not in POLICIES:
-            raise ValueError(
-                f'optimizer_state must be "average", "local" or "reset". '
-                f"Received: {optimizer_state!r}."
-            )
-        if (
-            isinstance(timeout_seconds, bool)
-            or not isinstance(timeout_seconds, (int, float))
-            or not 0 < timeout_seconds < float("inf")
-        ):
-            raise ValueError(
-                "timeout_seconds must be a number of seconds above 0. "
-                f"Received: {timeout_seconds!r}."
-            )
         self.average_every = average_every
-        self.optimizer_state = optimizer_state
-        self.timeout_seconds = timeout_seconds
-        group = collectives.group(timeout_seconds)
+        self.optimizer_state = one_of("optimizer_state", optimizer_state, POLICIES)
+        self.timeout_seconds = positive_seconds("timeout_seconds", timeout_seconds)
+        group = collectives.group(self.timeout_seconds)
         self._group = group if group is not None and group.size > 1 else None
         if self._group is None:
             logging.log_first_n(
@@ -286,6 +274,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         lines = [
             f"mini-batches an epoch {self.params.get('steps')}",
             f"epochs {self.params.get('epochs')}",
+            f"loss {_named(getattr(self.model, 'loss', None))}",
         ]
         self._open(_BEGIN, self.model, None, lines)
         self._at.before = self._running().copy_first()
@@ -334,7 +323,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if not callable(every):
             return every
         step = self._at.before + self._at.latest
-        return integer(f"average_every({step})", every(step), 1)
+        return period(every, step)
 
     def _end_training(self) -> None:
         """The end of an epoch's training: joint logs, and the average that validation sees."""
@@ -372,6 +361,17 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if self._state is None:
             raise RuntimeError("PeriodicAveraging has not begun.")
         return self._state
+
+
+def _named(loss: Any) -> Any:
+    """What a loss is called, in whichever way it was given."""
+    if isinstance(loss, Mapping):
+        return {str(key): _named(value) for key, value in loss.items()}
+    if isinstance(loss, (list, tuple)):
+        return [_named(value) for value in loss]
+    if loss is None or isinstance(loss, str):
+        return loss
+    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def _different_places(names: list[str], rows: np.ndarray) -> str:

@@ -2,57 +2,252 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-_FILE = "strategy.npz"
+from tf_dsgd import _tf, resuming
+from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
+from tf_dsgd.callbacks.checkpoint_origin import check_origin, origin_of
+from tf_dsgd.checks import folder, positive_int, truth
+from tf_dsgd.strategies.base import DistributedStrategy
+
+_WEIGHTS, _METADATA, _STATE = "latest.weights.h5", "training_metadata.json", "strategy.npz"
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """Keras's `BackupAndRestore`, which also keeps what only the strategy knows.
+    """Keras's `BackupAndRestore`, whose checkpoints are complete under a `tf_dsgd` strategy.
 
-    Use it in place of `keras.callbacks.BackupAndRestore` under a `tf_dsgd` strategy. Keras's
-    saves the weights, the optimizer and the epoch; this one adds the shard's version, the count of
-    mini-batches (which learning-rate schedules follow), staleness, and the numbering of messages,
-    in `strategy.npz` beside them. Weights and state are written at the same, settled, moment; the
-    file is replaced atomically. Without a `tf_dsgd` strategy it does what Keras's does.
+    Use it in place of `keras.callbacks.BackupAndRestore` under a `tf_dsgd` strategy. Besides the
+    weights, the optimizer and the epoch it keeps what only the strategy knows: the counts of
+    messages, mini-batches and staleness; what each worker has of its own (slots, seeds, weights);
+    an outer optimizer; a simulated cluster's clock; metrics; and the position in the data. A run
+    that was broken off goes on where it was: on a simulated cluster it ends, bit for bit, where an
+    unbroken one with the same callback does.
+
+    A checkpoint is a folder, `backup_dir/checkpoint-00000012`, of one settled moment: all
+    mini-batches handed out are done. It is written whole or not at all: under a hidden name,
+    brought to the disk, and then renamed; only then earlier ones are deleted. Before anything of
+    the model is changed, every file is compared with its digest, and all of it with the model, the
+    optimizer and the strategy. Nothing is unpickled.
+
+    - The position: with an integer `save_freq` a checkpoint is in the middle of an epoch. The
+      resumed epoch's first steps then hand out nothing, and take their mini-batches from the data
+      and drop them; callbacks see these steps go by quickly. This is exact for data in a fixed
+      order, and for shuffled ones that come in the same order in a new process: one endless
+      dataset with a seed (`shuffle(n, seed=1).repeat()`, `steps_per_epoch`), or pipelines that
+      workers run, whose seeds are kept. `shuffle=True` of `fit`, and a dataset that shuffles anew
+      each epoch, begin with another order, so that of the resumed epoch some examples are seen
+      twice and others not. Finite data longer than `steps_per_epoch` begin anew with the epoch.
+    - Each checkpoint drains the workers, which ends their periods early; the more often, the more
+      this shows.
+    - Settings may be other than before (periods, rates, `fit`'s arguments). The learning rate is
+      that of the checkpoint. The strategy's class, the numbers of workers and shards, the
+      optimizer's class, and all variables must be the same.
+    - Not kept: other callbacks' state, the state of Python's, NumPy's and TensorFlow's own random
+      numbers, and what workers' time went to.
+    - On a cluster that lost a worker, it is saved as one that begins anew.
+    - Without a `tf_dsgd` strategy it does what Keras's does.
 
     Args:
-        backup_dir: folder of this run alone.
-        **options: those of `keras.callbacks.BackupAndRestore`.
+        backup_dir: folder of this run alone, on a file system; made if it is not there.
+        **options: those of `keras.callbacks.BackupAndRestore`: `save_freq`, mini-batches between
+            two checkpoints, or `"epoch"`; `double_checkpoint`, whether the last two are kept, and
+            a torn one gives way to that before it, with a line in the log; `delete_checkpoint`,
+            whether those of a run that came to its end are deleted (and the folder, if there is
+            nothing else in it).
 
     Raises:
-        ValueError: if the backup is of another number of workers.
+        ValueError, TypeError: for a wrong argument, naming it and what was received.
+        ValueError: when training begins, naming the file and what to do: for a torn checkpoint, one
+            of another model, optimizer, strategy or number of workers, one with pickled objects,
+            and one of another format, which those of Keras's own callback are.
 
-    Example:
+    Example: the second run goes on after the second epoch of the first.
 
-    >>> callback = tf_dsgd.callbacks.BackupAndRestore("/tmp/backup")
+    >>> def train(epochs):
+    ...     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    ...     with strategy.scope():
+    ...         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    ...         model.compile(optimizer="adam", loss="mse")
+    ...     x, y = np.ones((64, 3)), np.ones((64, 1))
+    ...     backup = tf_dsgd.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+    ...     model.fit(x, y, epochs=epochs, callbacks=[backup], verbose=0)
+    ...     return strategy.steps
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train(epochs=2), train(epochs=3)
+    (4, 6)
     """
 
-    def __init__(self, backup_dir: str, **options: Any):
+    def __init__(self, backup_dir: str | os.PathLike[str], **options: Any):
+        backup_dir = folder("backup_dir", backup_dir)
+        for name in ("double_checkpoint", "delete_checkpoint"):
+            if name in options:
+                options[name] = truth(name, options[name])
+        every = options.get("save_freq", "epoch")
+        if not isinstance(every, str) or every != "epoch":
+            options["save_freq"] = positive_int("save_freq", every, '"epoch"')
         super().__init__(backup_dir, **options)
-        self._state_path = os.path.join(backup_dir, _FILE)
+        self._checkpoints = Checkpoints(backup_dir, keep=2 if self.double_checkpoint else 1)
+        self._forget()
 
-    def _strategy(self) -> Any:
+    def _forget(self) -> None:
+        self._epoch = 0
+        self._begun = 0
+        """The strategy's count of mini-batches as the epoch began."""
+        self._seen = -1
+        """Keras's number of the epoch's last mini-batch."""
+        self._unsaved = 0
+        """Mini-batches since the last checkpoint."""
+        self._resumed: tuple[int, int] | None = None
+        """The epoch in whose middle the checkpoint was, and Keras's number of its mini-batch."""
+
+    @property
+    def _strategy(self) -> DistributedStrategy | None:
         strategy = self.model.distribute_strategy
-        return strategy if hasattr(strategy, "restore") and hasattr(strategy, "ledger") else None
+        return strategy if isinstance(strategy, DistributedStrategy) else None
 
-    def _load_model(self) -> None:
-        super()._load_model()
-        strategy = self._strategy()
-        if strategy is not None and os.path.exists(self._state_path):
-            with np.load(self._state_path, allow_pickle=False) as state:
-                strategy.restore(dict(state))
-            strategy.engine.last_backup = self.backup_dir
+    # -- called by `fit` --------------------------------------------------------------------
 
-    def _save_model(self) -> None:
-        super()._save_model()
-        strategy = self._strategy()
-        if strategy is not None:
-            partial = self._state_path + ".partial.npz"
-            np.savez(partial, **strategy.state())
-            os.replace(partial, self._state_path)
-            strategy.engine.last_backup = self.backup_dir
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self._strategy
+        if strategy is None:
+            self._checkpoints.check_none()
+            super().on_train_begin(logs)
+            return
+        if "://" in str(self.backup_dir):
+            raise ValueError(
+                "backup_dir must be a folder of a file system, in which a folder is renamed at "
+                f"once. Received: {self.backup_dir!r}."
+            )
+        self._forget()
+        strategy.passes.restore(None)
+        _tf.set_initial_epoch(self.model, 0)  # as `fit` was told, unless there is a checkpoint
+        self._restore(strategy)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        strategy = self._strategy
+        if strategy is None:
+            super().on_epoch_begin(epoch, logs)
+            return
+        strategy.settle()
+        self._epoch, self._begun, self._seen = epoch, strategy.passes.tokens, -1
+        if self._resumed is not None and self._resumed[0] == epoch:
+            self._seen = self._resumed[1]
+            strategy.restore_metrics()  # `fit` has just reset them
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._strategy is None:
+            super().on_train_batch_end(batch, logs)
+            return
+        if batch <= self._seen:
+            return  # it was done before this run was started again
+        self._unsaved += batch - self._seen
+        self._seen = batch
+        if self.save_freq != "epoch" and self.save_freq and self._unsaved >= self.save_freq:
+            self._save(self._epoch, batch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._strategy is None:
+            super().on_epoch_end(epoch, logs)
+        elif self.save_freq == "epoch":
+            epochs = (self.params or {}).get("epochs", epoch + 1)
+            self._save(epoch + 1, -1, last=self.model.stop_training or epoch + 1 >= epochs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        strategy = self._strategy
+        if strategy is None:
+            super().on_train_end(logs)
+            return
+        strategy.passes.restore(None)
+        _tf.set_initial_epoch(self.model, 0)  # else the next `fit` would begin there, too
+        if self.delete_checkpoint:
+            self._checkpoints.delete()
+            self._say_where(strategy, None)
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def _save(self, epoch: int, batch: int, last: bool = False) -> None:
+        """Writes all at one settled moment: the main thread hands out nothing meanwhile."""
+        strategy, model = self._strategy, self.model
+        if strategy is None:
+            raise RuntimeError("The model is under no tf_dsgd strategy.")
+        held = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
+        state = strategy.state(held={id(v.value) for v in held})
+        done = strategy.passes.tokens - self._begun if batch >= 0 else 0
+        state |= strategy.passes.take(done, last)
+
+        def fill(folder: Path) -> None:
+            model.save_weights(folder / _WEIGHTS)
+            write_arrays(folder / _STATE, state)
+            metadata = {"epoch": epoch, "batch": batch}
+            (folder / _METADATA).write_text(json.dumps(metadata), encoding="utf-8")
+
+        written = self._checkpoints.write(origin_of(model, strategy), fill)
+        self._unsaved = 0
+        self._say_where(strategy, written)
+
+    def _say_where(self, strategy: DistributedStrategy, folder: Path | None) -> None:
+        """For errors that end training: where it can go on from."""
+        strategy.engine.last_backup = None if folder is None else str(folder.absolute())
+        resuming.note(strategy.engine.last_backup)
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _restore(self, strategy: DistributedStrategy) -> None:
+        """Goes on from the newest checkpoint, if there is one; changes nothing before all fits."""
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "BackupAndRestore needs a model that is built before `fit`: call it on a batch of "
+                f"data, or begin it with keras.Input. Received: {model!r}."
+            )
+        checkpoint = self._checkpoints.newest()
+        if checkpoint is None:
+            return
+        here = origin_of(model, strategy)
+        alike = checkpoint.origin.get("optimizer") == here["optimizer"]
+        if alike and model.optimizer is not None and not model.optimizer.built:
+            with strategy.scope():
+                model.optimizer.build(model.trainable_variables)
+            here = origin_of(model, strategy)
+        check_origin(checkpoint.path / "manifest.json", checkpoint.origin, here)
+        path = checkpoint.path / _STATE
+        state = read_arrays(path)
+        epoch, batch = _metadata(checkpoint.path / _METADATA)
+        try:
+            strategy.check(state)
+            strategy.passes.check(state)
+        except ValueError as error:
+            raise _refused(path, error) from error
+        self._load_weights(checkpoint.path / _WEIGHTS)
+        strategy.restore(state)
+        position = strategy.passes.restore(state)
+        if position.steps:
+            self._resumed = (epoch, batch)
+        _tf.set_initial_epoch(model, epoch)
+        self._say_where(strategy, checkpoint.path)
+
+    def _load_weights(self, path: Path) -> None:
+        try:
+            self.model.load_weights(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _refused(path, error) from error
+
+
+def _metadata(path: Path) -> tuple[int, int]:
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        return int(metadata["epoch"]), int(metadata["batch"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"{path} is not of this run: {error} Delete {path.parent}, or give another backup_dir."
+    )

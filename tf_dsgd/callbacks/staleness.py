@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from absl import logging
 
 from tf_dsgd.callbacks.measuring import Measures, Meter
 from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records, installed
+from tf_dsgd.checks import folder, positive_seconds, truth
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.strategies.base import DistributedStrategy
 
@@ -53,9 +53,10 @@ class StalenessMonitor(keras.callbacks.Callback):
 
     Args:
         run_dir: folder of this run; made if it is not there. None for logs alone.
-        every_seconds: least time between two samples, above 0; by the clock of the cluster, which
-            is virtual if that is simulated. If sampling is slow, as with many workers, it is done
-            less often than that, so that it takes at most 2 % of the main thread's time.
+        every_seconds: least time between two samples, above 0 and below 1e9; by the clock of the
+            cluster, which is virtual if that is simulated. If sampling is slow, as with many
+            workers, it is done less often than that, so that it takes at most 2 % of the main
+            thread's time.
         tensorboard: whether event files are written to `run_dir`; None for: if TensorBoard is
             installed.
 
@@ -85,22 +86,11 @@ class StalenessMonitor(keras.callbacks.Callback):
         tensorboard: bool | None = None,
     ):
         super().__init__()
-        if (
-            isinstance(every_seconds, bool)
-            or not isinstance(every_seconds, (int, float, np.integer, np.floating))
-            or not 0 < every_seconds < float("inf")
-        ):
-            raise ValueError(
-                f"every_seconds must be a number of seconds above 0. Received: {every_seconds!r}."
-            )
-        if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
-            raise TypeError(
-                f"run_dir must be the path of a folder, or None. Received: {run_dir!r}."
-            )
-        if run_dir is not None and Path(run_dir).exists() and not Path(run_dir).is_dir():
-            raise ValueError(f"run_dir must be a folder, and is a file. Received: {run_dir!r}.")
-        if tensorboard not in (True, False, None):
-            raise ValueError(f"tensorboard must be True, False or None. Received: {tensorboard!r}.")
+        every_seconds = positive_seconds("every_seconds", every_seconds)
+        if run_dir is not None:
+            folder("run_dir", run_dir, "None for no files")
+        if tensorboard is not None:
+            tensorboard = truth("tensorboard", tensorboard, "None")
         if tensorboard and run_dir is None:
             raise ValueError("tensorboard=True needs a run_dir to write to. Received: None.")
         if tensorboard and not installed():

@@ -21,25 +21,37 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, UnequalVersions, say
+from tf_dsgd.engine.absence import LosesWorkers
 from tf_dsgd.engine.base import WorkerState
 from tf_dsgd.engine.heartbeat import Heartbeat, close_connections
-from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.late import LateWork
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
+from tf_dsgd.resuming import advice, shards_lost
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
-# What TensorFlow says when a task was replaced so fast that no connection broke.
-_REPLACED = ("unknown device", "remote_handle", "context_id", "Primary device is not remote")
+# What TensorFlow says when a task was replaced so fast that no connection broke, and, the last,
+# when it did not answer while another joined, and was left out of the cluster.
+_REPLACED = (
+    *("unknown device", "remote_handle", "context_id", "Primary device is not remote"),
+    "No worker known as",
+)
 
 
-class AttendedEngine(ThreadsEngine):
+class AttendedEngine(LosesWorkers, ThreadsEngine):
     """What the chief of a cluster knows and does about workers that come and go."""
 
-    def __init__(self, connection: Connection, exchange: ExchangeRule, timeout_seconds: float):
+    def __init__(
+        self,
+        connection: Connection,
+        exchange: ExchangeRule,
+        timeout_seconds: float,
+        late_after_seconds: float | None,
+    ):
         self._connection = connection
         self._timeout = timeout_seconds
         self._made = False
@@ -54,6 +66,7 @@ class AttendedEngine(ThreadsEngine):
             self._worker_failed,
             self._assemble,
         )
+        store.may_be_late = late_after_seconds is not None
         super().__init__(store, exchange)
         self._made = True
         self._unwelcome: set[int] = set()
@@ -61,12 +74,11 @@ class AttendedEngine(ThreadsEngine):
         self._joining: int | None = None
         """The lost worker that is being welcomed."""
         self._unapplied = Unapplied(self.num_workers)
+        self._lateness = LateWork(self.num_workers, late_after_seconds)
         self._cut_off: list[CutOff] = []
         """Messages that are to be completed."""
         self._completing: dict[int, CutOff] = {}
         """By the worker that computes it again."""
-        self._can_complete: Program | None = None
-        """The program of which all that this takes is traced."""
         self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
         tell = functools.partial(_tell, weakref.ref(self))
         self._heartbeat = Heartbeat(connection.addresses(), tell, timeout_seconds)
@@ -122,9 +134,6 @@ class AttendedEngine(ThreadsEngine):
 
     # -- who is lost ------------------------------------------------------------------------
 
-    def _joined(self, worker: WorkerState) -> bool:
-        return worker.index not in self._lost and super()._joined(worker)
-
     def _failed(self, worker: WorkerState, error: BaseException) -> None:
         self._executors[worker.index].clear_error()
         if not isinstance(error, tf.errors.OpError):
@@ -165,16 +174,7 @@ class AttendedEngine(ThreadsEngine):
         return any(text in str(error) for text in _REPLACED)
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
-        backup = (
-            f"The last checkpoint is in {self.last_backup}."
-            if self.last_backup
-            else "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one."
-        )
-        return RuntimeError(
-            f"Lost {', '.join(names)}, and the part of the model it held. {backup} Start the "
-            "task and this script again; with BackupAndRestore training goes on from the "
-            "checkpoint."
-        )
+        return shards_lost(names, self.last_backup)
 
     def _lose(self, worker: WorkerState) -> None:
         """Fences a lost worker, and gives its batches to others if no shard has their gradients."""
@@ -194,6 +194,8 @@ class AttendedEngine(ThreadsEngine):
             again = ""
             if m in self._completing:
                 self._cut_off.append(self._completing.pop(m))
+            self._lateness.forget(m)
+            clock = worker.clock - self._unapplied.applied[m]
             parts, cut_off = self._unapplied.lose(m, last)
             if cut_off is not None:
                 self._cut_off.append(cut_off)
@@ -202,6 +204,7 @@ class AttendedEngine(ThreadsEngine):
             self._available += count
             self.handed_out -= count
             worker.reset()
+            worker.clock = clock + self._unapplied.applied[m]  # as many rounds have it in them
             self._lost[m] = time.monotonic()
             left = self.num_workers - len(self._lost)
             self._wake()
@@ -215,9 +218,6 @@ class AttendedEngine(ThreadsEngine):
     def _look(self) -> None:
         """Lets workers join that came, or came back; ends a wait that is in vain."""
         self._looked = now = time.monotonic()
-        if self._cut_off and self._program is not None:
-            _ = self._program.collect, self._program.deliver  # traced here, in the main thread
-            self._can_complete = self._program
         for m in list(self._lost):
             if not self._connection.worker_listens(m):
                 self._unwelcome.discard(m)
@@ -231,7 +231,7 @@ class AttendedEngine(ThreadsEngine):
             raise TimeoutError(
                 f"All workers were lost, and none came back within {self._timeout:g} s: {names}. "
                 "Start them again, or allow more time with "
-                "tf_dsgd.TFCluster(worker_timeout_seconds=...)."
+                f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
             )
         if self._error is None:
             silent = self._connection.silent_shards()
@@ -279,7 +279,7 @@ class AttendedEngine(ThreadsEngine):
             return  # lost again meanwhile
         with self._changed:
             self._renewed(self.workers[m])
-            self.workers[m].clock = self._slowest()
+            self.workers[m].clock = max(self.workers[m].clock, self._slowest())
             del self._lost[m]
             self._start_threads()
             self._wake()

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -67,6 +67,12 @@ class Engine(abc.ABC):
         self._may_hold = False
         """Whether shards may hold messages that they have collected and not used."""
         self._longest_call = min(exchange.push_every, exchange.fetch_every, self.longest_call)
+        self._audited = 0
+        """Mini-batches that had been handed out at the last audit."""
+        self._surplus: list[int] = []
+        """What each shard had counted then beyond that, by errors that ended training."""
+        self._unused = [0] * store.num_workers
+        """Numbers under which a worker sent nothing: its message went by another's."""
         self.last_backup: str | None = None
         """Where the last checkpoint is, for an error that says what is lost."""
         self.recorder: Recorder | None = None
@@ -90,7 +96,11 @@ class Engine(abc.ABC):
     """Whether this engine keeps a recorder informed."""
 
     def messages_sent(self) -> list[int] | None:
-        """Messages that each worker has numbered; None where only shards can tell."""
+        """Messages that each worker has sent under new numbers; None where only shards can tell."""
+        return [n - u for n, u in zip(self.numbers(), self._unused, strict=True)]
+
+    def numbers(self) -> list[int]:
+        """The number of each worker's last message."""
         return self.store.sequences()
 
     def clock(self) -> float:
@@ -100,6 +110,9 @@ class Engine(abc.ABC):
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint has to hold of the engine itself; called at rest."""
         return {}
+
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Raises a ValueError if `restore` cannot set this."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets what `state` gave, of an engine of this kind or of another."""
@@ -152,6 +165,8 @@ class Engine(abc.ABC):
 
     def _round_steps(self, worker: WorkerState, available: int, flushing: bool) -> int:
         """How many batches a worker takes now; 0 if it should wait for more."""
+        if not available:
+            return 0  # a rule is not asked for what comes after the end
         steps = min(self.exchange.steps_to_event(worker.step), self.longest_call)
         steps = min(steps, self._limit(worker))
         if available >= steps:
@@ -180,7 +195,11 @@ class Engine(abc.ABC):
         return min([*clocks, *others], default=0)
 
     def _joined(self, worker: WorkerState) -> bool:
-        return self.exchange.may_join(worker.index, self.handed_out)
+        return self.exchange.may_join(self._place(worker), self.handed_out)
+
+    def _place(self, worker: WorkerState) -> int:
+        """The worker's number among those that are there: who begins alone must be one of them."""
+        return worker.index
 
     def _may_begin(self, worker: WorkerState, *, sending: bool = False) -> bool:
         """Whether the worker may begin a round; with `sending`, once its message was sent."""
@@ -197,7 +216,7 @@ class Engine(abc.ABC):
         worker.unsent += steps
         self._may_hold = self._may_hold or steps > 0
         for late in list(self._late):
-            if self.exchange.may_join(late.index, self.handed_out):
+            if self.exchange.may_join(self._place(late), self.handed_out):
                 late.clock = max(late.clock, slowest)  # nobody waits until it has caught up
                 self._late.remove(late)
 
@@ -211,6 +230,36 @@ class Engine(abc.ABC):
                     self._fetch_at_rest(worker)
         self._may_hold = False
 
+    def _come_to_rest(self) -> None:
+        """The end of a drain, when every message was taken in."""
+        with self.explained():
+            self._flush()
+            self._audit()
+        self._reset()
+
+    def _audit(self) -> None:
+        """Every shard has counted each mini-batch that was handed out, once."""
+        if self.handed_out == self._audited or not self.shards:
+            return
+        counted = [shard.steps_done() for shard in self.shards]
+        surplus = [count - self.handed_out for count in counted]
+        if surplus != (self._surplus or [0] * len(counted)):
+            message = (
+                f"The ledger does not balance: {self.handed_out} mini-batches were handed out, and "
+                f"shards have counted {counted} (before: {self._audited}, and {self._surplus}). "
+                "Gradients were lost or used twice: that is a defect of tf_dsgd; please report it."
+            )
+            self._balance(counted)
+            raise RuntimeError(message)
+        self._audited = self.handed_out
+
+    def _balance(self, counted: list[int] | None = None) -> None:
+        """From now on audits compare with what is counted now."""
+        if counted is None:
+            counted = [shard.steps_done() for shard in self.shards]
+        self._audited = self.handed_out
+        self._surplus = [count - self.handed_out for count in counted]
+
     def _fetch_at_rest(self, worker: WorkerState) -> None:
         version = self.program.fetch[worker.index]()
         if self.recorder is not None:
@@ -221,9 +270,13 @@ class Engine(abc.ABC):
             worker.reset()
         self.exchange = self.exchange.since(self.handed_out // self.num_workers)
 
-    def go_on_from(self, steps: int) -> None:
-        """After a checkpoint was restored, of a run that had done so many mini-batches."""
-        self.handed_out = steps
+    def restored(self, numbers: Sequence[int], handed_out: int) -> None:
+        """After the shards' books were restored: messages are numbered from `numbers` on."""
+        self.store.restore_sequences(numbers)
+        unused = np.array(numbers) - self.shards[0].books().numbered
+        self._unused = [int(n) for n in unused]
+        self.handed_out = handed_out
+        self._balance()
         self._reset()
 
     def _discard(self, failed: int | None) -> None:
@@ -232,6 +285,7 @@ class Engine(abc.ABC):
             if worker.unsent:
                 self.program.push[worker.index](tf.constant(worker.index != failed))
         self._stream = None
+        self._balance()
         self._reset()
 
 

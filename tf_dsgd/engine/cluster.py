@@ -14,6 +14,7 @@ mini-batch begins: it is kept on the worker, and travels while the next round co
 from __future__ import annotations
 
 import collections
+import gc
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, say
 from tf_dsgd.engine.attendance import AttendedEngine
 from tf_dsgd.engine.base import WorkerState, steps_tensor
+from tf_dsgd.engine.late import Again
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import ROUND
@@ -42,13 +44,20 @@ class ClusterEngine(AttendedEngine):
     longest_call = 32
 
     def __init__(
-        self, connection: Connection, exchange: ExchangeRule, worker_timeout_seconds: float
+        self,
+        connection: Connection,
+        exchange: ExchangeRule,
+        worker_timeout_seconds: float,
+        late_after_seconds: float | None,
     ):
-        super().__init__(connection, exchange, worker_timeout_seconds)
+        super().__init__(connection, exchange, worker_timeout_seconds, late_after_seconds)
         now = time.monotonic()
         self._returned: collections.deque[tf.Tensor] = collections.deque()
         """Batches of lost workers, for others."""
-        self._outputs: tuple[Program, list[tf.Tensor]] | None = None
+        self._outputs: list[tuple[Program, list[tf.Tensor]] | None] = [None] * self.num_workers
+        """Each worker's latest, which are there."""
+        self._brought: tuple[Program, list[tf.Tensor]] | None = None
+        """The latest that are here."""
         self._shown = now
         self._watched = False
         """Whether anybody wants to know what workers' time goes to."""
@@ -56,6 +65,8 @@ class ClusterEngine(AttendedEngine):
         self._laps_read = [now for _ in self.workers]
         self.overlaps = exchange.push_every < exchange.fetch_every
         """Whether there are messages that no fetch waits for."""
+        self._prepared = False
+        """Whether all is done that would wait for a worker that is stopped."""
         self._made = True
 
     def snapshot(self) -> Snapshot:
@@ -63,25 +74,44 @@ class ClusterEngine(AttendedEngine):
         with tf.device(self._connection.host_device):
             return super().snapshot()
 
-    def messages_sent(self) -> list[int] | None:
-        return None  # a worker's own count is lost with it
-
     def prepare(self, program: Program) -> None:
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
         if self.overlaps:
             _ = program.ahead_on, program.deliver
+        if program.can_be_late:
+            _ = program.fetch_as
+        if program.can_be_late or len(self.shards) > 1:  # or messages may be cut off
+            _ = program.push_as
         for shard in self.shards:
-            shard.fence.get_concrete_function()
+            _ = shard.fence
+        self._prepared = False
+
+    def _prepare_for_stops(self, program: Program) -> None:
+        """Does at the beginning what would wait for a worker that is stopped later on.
+
+        TensorFlow tells all tasks of a new function, of one that is freed, and of an operation's
+        first use, and waits until all have answered; often it holds Python's lock meanwhile. It
+        raises an error while one joins and another is not there.
+        """
+        self._prepared = True
+        with tf.device(self._connection.host_device):
+            program.step.packing.prepare()
+            batch = tf.raw_ops.EmptyTensorList(
+                element_shape=-1, max_num_elements=-1, element_dtype=tf.int32
+            )
+            for number in range(1, self._longest_call + 1):
+                tf.unstack(tf.stack([batch] * number))
+        gc.collect()  # frees the functions that tracing has left over
 
     def grant(self, program: Program, stream: Any) -> None:
+        if not self._prepared:
+            self._prepare_for_stops(program)
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
         super().grant(program, stream)
-        now = time.monotonic()
-        if now - self._shown > _SHOW_SECONDS:
-            self._show()
+        self._show()
         self._look_now_and_then()
 
     def settle(self) -> None:
@@ -100,6 +130,7 @@ class ClusterEngine(AttendedEngine):
     def _rounds(self, worker: WorkerState) -> None:
         with self._executors[worker.index].scope():
             super()._rounds(worker)
+            self._bring_outputs(worker)
             self._divide_rounds(worker, 0.0)
 
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
@@ -110,6 +141,9 @@ class ClusterEngine(AttendedEngine):
             whole_round = program.round_on
         else:
             whole_round = program.round_from
+        if program.can_be_late:
+            with self._changed:
+                self._lateness.computes(m, time.monotonic())
         work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
         # At a drain what is left is sent with the round, not by a call of its own.
         push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
@@ -129,9 +163,20 @@ class ClusterEngine(AttendedEngine):
                 self._unapplied.keep(m, program.collect[m](), worker.unsent)
             elif push:
                 self._push(worker, program, 0)
-        self._outputs = (program, outputs)
+        self._outputs[m] = program, outputs
+        if time.monotonic() - self._shown > _SHOW_SECONDS:
+            self._bring_outputs(worker)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         with self._changed:
+            self._lateness.has_computed(m)
+            overtaken = m in self._lateness.overtaken
+        if overtaken and not push:
+            self._push(worker, program, 0)
+        with self._changed:
+            if overtaken:
+                self._catch_up(worker)
+                self._wake()
+                return 0  # others may be with another program by now
             steps = self._take(worker)
         if not steps:
             self._send_kept(worker, program)
@@ -194,6 +239,8 @@ class ClusterEngine(AttendedEngine):
     def _limit(self, worker: WorkerState) -> int:
         if any(c.worker == worker.index for c in (*self._cut_off, *self._completing.values())):
             return 0  # a message with a higher number would make its shards refuse that one
+        if self._lateness.stays_behind(worker.index):
+            return 0
         if self._stream is None or self._stream.pipelines is None:
             return super()._limit(worker)
         return self._stream.pipelines.limit(worker.index, self._lost)
@@ -226,9 +273,12 @@ class ClusterEngine(AttendedEngine):
     def _acknowledge(self, worker: WorkerState) -> None:
         """After a message came to the shards, which have counted it: the kept one, if any."""
         with self._changed:
+            if worker.index in self._lateness.overtaken:
+                return  # another's counts
             kept = self._unapplied.acknowledge(worker.index)
             worker.unsent = 0 if kept is None else worker.unsent - kept.steps
             worker.clock += 1
+            self._lateness.has_sent(worker.index, time.monotonic())
             self._stepped_on()
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
@@ -239,11 +289,20 @@ class ClusterEngine(AttendedEngine):
 
     # -- messages that were cut off ---------------------------------------------------------
 
+    def _awaited(self) -> bool:
+        return bool(self._threads.keys() - self._lateness.overtaken)
+
+    def restored(self, numbers: Sequence[int], handed_out: int) -> None:
+        # What one that was overtaken still sends may be new to the books that were restored.
+        self._until(lambda: not self._threads)
+        super().restored(numbers, handed_out)
+
     def _unfinished(self) -> bool:
-        return bool(self._cut_off or self._completing) or super()._unfinished()
+        open_ends = self._cut_off or self._completing or self._lateness.unfinished
+        return bool(open_ends) or super()._unfinished()
 
     def _next_cut_off(self, worker: WorkerState) -> CutOff | None:
-        if self._can_complete is not self._program or not self._may_begin(worker):
+        if not self._may_begin(worker):
             return None  # or: with a fetch before its time the worker would end a round
         # One who came back completes its own, before it numbers messages anew.
         others = self._lost.keys() - {self._joining}
@@ -251,39 +310,87 @@ class ClusterEngine(AttendedEngine):
         return next(mine, None)
 
     def _has_errand(self, worker: WorkerState) -> bool:
-        return not worker.unsent and self._next_cut_off(worker) is not None
+        if worker.unsent:
+            return False
+        overtaken = worker.index in self._lateness.overtaken
+        if overtaken or self._next_cut_off(worker) is not None:
+            return True
+        return self._next_late(worker) is not None
 
     def _errands(self, worker: WorkerState, program: Program) -> None:
         m = worker.index
         while not worker.unsent:
             with self._changed:
-                cut_off = self._next_cut_off(worker)
-                if cut_off is None or self._closing or self._error is not None:
+                if self._closing or self._error is not None:
                     return
-                self._cut_off.remove(cut_off)
-                self._completing[m] = cut_off
-            self._complete(worker, program, cut_off)
+                overtaken = m in self._lateness.overtaken
+                again = None if overtaken else self._next_again(worker)
+            if overtaken:  # between two calls: its message is refused
+                self._push(worker, program, 0)
+                with self._changed:
+                    self._catch_up(worker)
+                    self._wake()
+                continue
+            if again is None:
+                return
+            self._compute_again(worker, program, again)
             with self._changed:
-                del self._completing[m]
-                self._unapplied.applied[m] += (
-                    1  # a number of this worker's own went to that message
-                )
-                self._wake()
+                self._has_computed_again(worker, again)
 
-    def _complete(self, worker: WorkerState, program: Program, cut_off: CutOff) -> None:
-        """Computes a message again, and sends it as the one that was cut off."""
+    def _next_again(self, worker: WorkerState) -> Again | None:
+        """What this worker computes for another now, taken note of."""
+        m, cut_off = worker.index, self._next_cut_off(worker)
+        if cut_off is not None:
+            self._cut_off.remove(cut_off)
+            self._completing[m] = cut_off
+            lost = cut_off.worker
+            return Again(lost, self.store.incarnations[lost], cut_off.sequence, cut_off.held)
+        late = self._next_late(worker)
+        if late is None:
+            return None
+        again = self._late_message(late)
+        self._lateness.stands_in(m, again)
+        return again
+
+    def _compute_again(self, worker: WorkerState, program: Program, again: Again) -> None:
+        """Computes another worker's message, and sends it as that one's."""
         m = worker.index
-        program.fetch[m]()
-        for part in cut_off.held:
+        with tf.device(self._connection.host_device):
+            name = again.name
+            late = tf.constant(again.worker, tf.int64)
+        if m in self._completing:
+            program.fetch[m]()
+        else:
+            program.fetch_as[m](late)
+        for part in again.held:
             work, inputs = self._inputs(worker, program, part)
             work[m](*inputs)
-        heads, message = program.collect[m]()
-        incarnation = self.store.incarnations[cut_off.worker]
-        name = tf.constant([cut_off.worker, incarnation, cut_off.sequence], tf.int64)
-        with tf.device(self._connection.host_device):
-            heads = [tf.concat([name, head[3:]], 0) for head in heads]
-        program.deliver(heads, message)
+        program.push_as[m](name)
         worker.fetch_next = True
+
+    def _has_computed_again(self, worker: WorkerState, again: Again) -> None:
+        m = worker.index
+        if self._completing.pop(m, None) is None:
+            self._lateness.has_stood_in(m)
+            self._overtake(again)
+        self._unapplied.applied[m] += 1  # its own next number: nothing was sent under it
+        self._unused[m] += 1
+        self._wake()
+
+    # -- messages that are late -------------------------------------------------------------
+
+    def _wait(self, worker: WorkerState, program: Program) -> bool:
+        with self._changed:
+            self._lateness.waits(worker.index, time.monotonic())
+        return super()._wait(worker, program)
+
+    def _next_late(self, worker: WorkerState) -> int | None:
+        if not self.program.can_be_late or not self._joined(worker):
+            return None
+        if self._may_begin(worker) and not (self._flushing and not self._available):
+            return None
+        due = self._lateness.due(worker.index)
+        return None if due is None or time.monotonic() < due[0] else due[1]
 
     # -- lost tasks -------------------------------------------------------------------------
 
@@ -294,7 +401,8 @@ class ClusterEngine(AttendedEngine):
         if self._stream.pipelines is not None:
             self._stream.pipelines.give_back(held)
             return sum(segment.count for segment in held)
-        batches = [b for part in held for b in tf.unstack(part)]
+        with tf.device(self._connection.host_device):
+            batches = [b for part in held for b in tf.unstack(part)]
         self._returned.extend(batches)
         return len(batches)
 
@@ -308,8 +416,12 @@ class ClusterEngine(AttendedEngine):
         self._returned.clear()
         self._cut_off.clear()
         self._completing.clear()
-        self._outputs = None
+        self._outputs = [None] * self.num_workers
+        self._brought = None
+        overtaken = self._lateness.clear()
         try:
+            for m in overtaken:  # what they have accrued was sent by others: it is refused
+                self.program.push[m](tf.constant(True))
             for worker, message in zip(self.workers, kept, strict=True):
                 if message is not None:
                     self.program.deliver(*message.message)
@@ -322,17 +434,28 @@ class ClusterEngine(AttendedEngine):
 
     # -- what the chief shows ---------------------------------------------------------------
 
-    def _show(self) -> None:
-        """Brings the latest outputs of a worker into the chief's variables."""
-        self._shown = time.monotonic()
-        latest, self._outputs = self._outputs, None
+    def _bring_outputs(self, worker: WorkerState) -> None:
+        """Copies a worker's latest outputs here; in its thread, which may wait long."""
+        latest, self._outputs[worker.index] = self._outputs[worker.index], None
         if latest is None:
             return
+        self._shown = time.monotonic()
         program, outputs = latest
         try:
-            with tf.device(self._connection.host_device):
-                values = program.unbundle([tf.identity(output) for output in outputs])
-        except tf.errors.OpError:
-            return  # the worker is gone, and its outputs with it
+            # Not by `tf.identity`, a function to TensorFlow, with a half on the worker: it was seen
+            # to wait without end where workers were killed (TF 2.21).
+            arrays = [output.numpy() for output in outputs]
+        except tf.errors.OpError:  # the worker is gone, as its next call will tell
+            self._executors[worker.index].clear_error()
+            return
+        with tf.device(self._connection.host_device):
+            self._brought = program, program.unbundle([tf.constant(array) for array in arrays])
+
+    def _show(self) -> None:
+        """Shows what workers brought, in the chief's variables."""
+        latest, self._brought = self._brought, None
+        if latest is None:
+            return
+        program, values = latest
         for variable, value in zip(program.logs, values, strict=True):
             variable.assign(value)

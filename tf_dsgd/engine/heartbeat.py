@@ -8,13 +8,13 @@ lost one, in whichever thread.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from tf_dsgd import probing
+from tf_dsgd import probing, sockets
 
 # Between two questions, and until one that is not answered counts.
 _ASK_SECONDS = 5.0
@@ -64,36 +64,14 @@ def close_connections(address: str) -> int:
     """
     host, port = address.rsplit(":", 1)
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-        files = os.listdir("/dev/fd")
+        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return 0
-    places = {place for entry in found if (place := _place(entry[4]))}
-    return sum(_closed(int(name), places) for name in files)
-
-
-def _closed(descriptor: int, places: set[tuple[str, int]]) -> bool:
-    try:
-        copy = os.dup(descriptor)
-    except OSError:
-        return False  # closed meanwhile
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return False
-    with connection:
-        try:
-            if _place(connection.getpeername()) not in places:
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
-
-
-def _place(address: object) -> tuple[str, int] | None:
-    """(IP address, port); gRPC writes IPv4 addresses as IPv6 ones."""
-    if not isinstance(address, tuple):
-        return None  # of another kind of socket
-    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+    places = {sockets.place(entry[4]) for entry in entries}
+    closed = 0
+    for connection in sockets.of_this_process():
+        with contextlib.suppress(OSError):
+            if sockets.place(connection.getpeername()) in places:
+                connection.shutdown(socket.SHUT_RDWR)
+                closed += 1
+    return closed

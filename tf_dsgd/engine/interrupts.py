@@ -1,22 +1,30 @@
-"""Ctrl-C between two turns instead of within one."""
+"""Ctrl-C between two turns, or behind a trace, instead of within one; and not swallowed."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+_AGAIN_SECONDS = 0.01
+
 
 @contextlib.contextmanager
-def held_back() -> Iterator[Callable[[], None]]:
+def held_back(at_most: int | None = None) -> Iterator[Callable[[], None]]:
     """Within, SIGINT waits until the end of the block, or until what this yields is called.
 
     Its handler then runs as it would have. A message that a worker has numbered must reach the
     shard or be refused by it. An interrupt between the two calls, which Python would raise as soon
-    as the first comes back, would lose it. Where no Python function handles SIGINT, or in another
+    as the first comes back, would lose it. TensorFlow's tracing, interrupted, leaves half a graph,
+    and may raise a SystemError instead. Where no Python function handles SIGINT, or in another
     thread than the main one, nothing is to be held back.
+
+    Args:
+        at_most: so many signals wait; the next is not held back, for a user who has waited enough.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -28,9 +36,38 @@ def held_back() -> Iterator[Callable[[], None]]:
         if received:
             handler(*received.pop())
 
-    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    def receive(number: int, frame: Any) -> None:
+        received.append((number, frame))
+        if at_most is not None and len(received) > at_most:
+            received.clear()
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, receive)
     try:
         yield let_through
     finally:
         signal.signal(signal.SIGINT, handler)
     let_through()
+
+
+def not_swallowed() -> None:
+    """From now on a Ctrl-C that falls into a finaliser comes again, after it.
+
+    Python prints what `__del__` raises and goes on: one in sixty was lost that way while workers
+    in other processes trained, as TensorFlow frees handles at every step. Holds for the process.
+    """
+    former = sys.unraisablehook
+    if getattr(former, "of_tf_dsgd", False):
+        return
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            # Here, or in the finaliser, it would be swallowed again.
+            again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
+            again.daemon = True
+            again.start()
+        else:
+            former(unraisable)
+
+    hook.of_tf_dsgd = True  # type: ignore[attr-defined]
+    sys.unraisablehook = hook

@@ -58,6 +58,11 @@ class Parts:
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
+        exchange = algorithm.exchange
+        at_once = exchange.push_every >= exchange.fetch_every  # else messages are kept for a while
+        self.can_be_late = store.may_be_late and at_once and algorithm.local.repeatable
+        """Whether a worker may be overtaken by another that sends its message."""
+        self._rule_waits = not exchange.may_start(1 << 62, 0)
         self._work_traced = False
         self._delivery_traced = False
         self._worker = WorkerView(self)
@@ -180,10 +185,16 @@ class Parts:
 
     def _deliver(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
         """Whether all shards applied the message."""
+        return self._deliver_to(range(len(self.shards)), heads, message)
+
+    def _deliver_to(
+        self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
+    ) -> tf.Tensor:
+        """Whether these shards applied the message."""
         self._delivery_traced = True
         count = len(self.step.weights)
         fresh = []
-        for shard, header in zip(self.shards, heads, strict=True):
+        for shard, header in ((self.shards[s], heads[s]) for s in shards):
             tensors = [message[i] for i in self._weights_of(shard.index)]
             dtypes = [tensor.dtype for tensor in tensors]
             tensors = [self._for_wire(tensor) for tensor in tensors]
@@ -246,8 +257,13 @@ class Parts:
                 variable.primary.assign(change, read_value=False)
         return changed
 
-    def _read_shard(self, shard: Shard, worker: tf.Tensor) -> _Fetched:
-        """Everything a worker fetches from one shard, at one moment."""
+    def _read_shard(
+        self, shard: Shard, worker: tf.Tensor, name: tf.Tensor, sequence: tf.Tensor
+    ) -> _Fetched:
+        """Everything a worker fetches from one shard, at one moment.
+
+        To the server rule it is worker `name` that fetches, whose last message was `sequence`.
+        """
         mine = self._weights_of(shard.index)
         unsent = {
             i: self.step.on_worker(
@@ -256,11 +272,16 @@ class Parts:
             for i in mine
             if self._fetches_rows(i)
         }
-        given = [worker, {i: tf.cast(r, tf.int64) for i, r in unsent.items() if r is not None}]
+        given = [
+            worker,
+            name,
+            sequence,
+            {i: tf.cast(r, tf.int64) for i, r in unsent.items() if r is not None},
+        ]
         read: list[Any] = []
 
         def body(flat: Any) -> list[tf.Tensor]:
-            worker, unsent = tf.nest.pack_sequence_as(given, flat)
+            worker, name, sequence, unsent = tf.nest.pack_sequence_as(given, flat)
             rows = {
                 i: self._changed_rows(i, worker, unsent.get(i))
                 for i in mine
@@ -269,10 +290,10 @@ class Parts:
             view = self._views[shard.index]
             view.fetched_rows = rows
             changed = self.step.on_shard(
-                shard.index, lambda: self.algorithm.server.fetched(view, worker)
+                shard.index, lambda: self._fetched(shard, view, name, sequence)
             )
             shard.count_version(changed)
-            values = [self._answer(view, worker, n, i, rows.get(i)) for n, i in enumerate(mine)]
+            values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
             fetched: _Fetched = (
                 [self._for_wire(value) for value in values],
                 [
@@ -294,6 +315,15 @@ class Parts:
         sent = shard.locked(tf.nest.flatten(given), body)
         structure, bundle = read
         return tf.nest.pack_sequence_as(structure, bundle.unpack(sent), expand_composites=True)
+
+    def _fetched(
+        self, shard: Shard, view: ShardView, worker: tf.Tensor, sequence: tf.Tensor
+    ) -> tf.Tensor | bool:
+        """What a fetch changes on a shard: nothing once a later message came in its name."""
+        fetched = functools.partial(self.algorithm.server.fetched, view, worker)
+        if not (self.can_be_late and self._rule_waits):
+            return fetched()  # what it remembers is remembered anew before it counts
+        return tf.cond(shard.last_message(worker) <= sequence, fetched, lambda: False)
 
     def _fetches_rows(self, i: int) -> bool:
         return i in self.row_logs and not self.step.rewrites(self.step.weights[i])
@@ -321,12 +351,20 @@ class Parts:
         shape = tf.constant(primary.shape.as_list())
         return tf.IndexedSlices(primary.sparse_read(rows), rows, shape)
 
-    def _fetch(self) -> tf.Tensor:
-        """Fetches from every shard; gives the first one's version."""
+    def _fetch(self, name: tf.Tensor | None = None) -> tf.Tensor:
+        """Fetches from every shard; gives the first one's version.
+
+        With `name` it is, to the server rule, that worker who fetches, and before its next message.
+        """
         if not self._work_traced:
             raise RuntimeError("Local steps are traced first: they show what a fetch must bring.")
         clock = self.clock.template.read_value()
-        parts = [self._read_shard(shard, clock[WORKER]) for shard in self.shards]
+        worker, sequence = clock[WORKER], clock[SEQUENCE]
+        if name is None:
+            name = worker
+        else:
+            sequence = tf.constant(tf.int64.max)
+        parts = [self._read_shard(shard, worker, name, sequence) for shard in self.shards]
         values: list[Any] = [None] * len(self.step.weights)
         merged: list[Any] = [None] * len(self._base)
         versions = []

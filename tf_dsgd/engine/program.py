@@ -4,7 +4,9 @@
     collect() -> message      worker   what is to be sent
     deliver(header, *message) shards   applied at most once, by the server rule
     fetch()                   both     the shards' state into the worker's copies
+    fetch_as(worker)          both     the same, to compute that one's message
     push(), exchange()        both     collect + deliver [+ fetch]
+    push_as(name)             both     the same, as another worker's message
     flush()                   shards   partial collections, at a drain
 
 and where batches are sent to workers in other processes:
@@ -29,8 +31,8 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.engine.parts import Parts
-from tf_dsgd.engine.shard import Shard
-from tf_dsgd.engine.state import INCARNATION
+from tf_dsgd.engine.shard import WITHDRAWN, Shard
+from tf_dsgd.engine.state import INCARNATION, named
 from tf_dsgd.engine.timing import Laps
 
 
@@ -153,6 +155,11 @@ class Program(Parts):
             _ = self.deliver  # which shows whether an update writes only the rows it was sent
         return self._bind(self._fetch)
 
+    @functools.cached_property
+    def fetch_as(self) -> list[_tf.BoundFunction]:
+        """(another worker) -> version; to the server rule it is that one who fetches."""
+        return self._bind(self._fetch, tf.TensorSpec([], tf.int64))
+
     def turn(self, fetches: bool, sends: bool, arrived: bool = False) -> list[_tf.BoundFunction]:
         """(steps, queue) -> (version fetched, headers, message): a round but for its delivery.
 
@@ -195,11 +202,21 @@ class Program(Parts):
         def push(valid: tf.Tensor) -> tf.Tensor:
             heads, message = self._collect()
             for s, head in enumerate(heads):
-                incarnation = tf.where(valid, head[INCARNATION], -1)
+                incarnation = tf.where(valid, head[INCARNATION], WITHDRAWN)
                 heads[s] = tf.stack([head[0], incarnation, *tf.unstack(head[2:], 3)])
             return self._deliver(heads, message)
 
         return self._bind(push, tf.TensorSpec([], tf.bool))
+
+    @functools.cached_property
+    def push_as(self) -> list[_tf.BoundFunction]:
+        """(name) -> whether the message was applied; it goes in another's name, see `Again`."""
+
+        def push_as(name: tf.Tensor) -> tf.Tensor:
+            heads, message = self._collect()
+            return self._deliver(named(heads, name), message)
+
+        return self._bind(push_as, tf.TensorSpec([3], tf.int64))
 
     @functools.cached_property
     def exchange(self) -> list[_tf.BoundFunction]:
@@ -224,6 +241,22 @@ class Program(Parts):
     def deliver(self) -> Callable[..., tf.Tensor]:
         """(headers, message) -> whether the message was applied."""
         bound = _tf.BoundFunction(self.delivery, self.delivery.captured_inputs)
+        return lambda heads, message: bound(
+            *tf.nest.flatten([heads, message], expand_composites=True)
+        )
+
+    @functools.cached_property
+    def _partial(self) -> dict[tuple[int, ...], Any]:
+        return {}
+
+    def deliver_to(self, shards: tuple[int, ...]) -> Callable[..., tf.Tensor]:
+        """`deliver` to these shards alone, as where the sender ends half-way."""
+        if shards not in self._partial:
+            concrete = tf.function(
+                functools.partial(self._deliver_to, shards), autograph=False
+            ).get_concrete_function(*self.collect[0].outputs)
+            self._partial[shards] = _tf.BoundFunction(concrete, concrete.captured_inputs)
+        bound = self._partial[shards]
         return lambda heads, message: bound(
             *tf.nest.flatten([heads, message], expand_composites=True)
         )

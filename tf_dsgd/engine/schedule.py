@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tf_dsgd import checks
+
 ACTIONS = ("fetch", "step", "push", "flush")
 
 
@@ -41,12 +43,10 @@ def checked(schedule: Iterable[Any], num_workers: int) -> list[Entry]:
     Raises:
         ValueError: naming the entry.
     """
-    if isinstance(schedule, str) or not isinstance(schedule, Iterable):
-        raise ValueError(f"schedule must be a sequence of entries. Received: {schedule!r}.")
     entries: list[Entry] = []
     used: dict[int, int] = {}
     following = 0
-    for place, given in enumerate(schedule):
+    for place, given in enumerate(checks.entries("schedule", schedule, "a sequence of entries")):
         where = f"schedule[{place}]"
         worker, action, what = action_of(where, given, num_workers)
         if action in ("fetch", "flush"):
@@ -57,7 +57,7 @@ def checked(schedule: Iterable[Any], num_workers: int) -> list[Entry]:
             while following in used:
                 following += 1
             what = (following,)
-        if isinstance(what, str) or not isinstance(what, Sequence):
+        if isinstance(what, (str, bytes)) or not isinstance(what, Sequence):
             raise ValueError(
                 f"{where} must name its mini-batches by a sequence of numbers, () for none. "
                 f"Received: {given!r}."
@@ -96,12 +96,13 @@ def action_of(where: str, given: Any, num_workers: int | None) -> tuple[int, str
 
 
 def _number(where: str, given: Any, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+    found = checks.whole(value)
+    if found is None or not 0 <= found < 1 << 31:
         raise ValueError(
-            f"{where} has {value!r} where an integer of at least 0 is expected. "
+            f"{where} has {value!r} where an integer of at least 0, below 2**31, is expected. "
             f"Received: {given!r}."
         )
-    return int(value)
+    return found
 
 
 class BatchQueues:

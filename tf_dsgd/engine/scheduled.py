@@ -6,9 +6,11 @@ fetch, local steps and push are the program's own functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
@@ -38,6 +40,34 @@ class ScheduledEngine(Engine):
         self.queues = BatchQueues(store.num_workers)
         self._since_fetch: list[int | None] = [None] * store.num_workers
 
+    def state(self) -> dict[str, np.ndarray]:
+        since = [-1 if steps is None else steps for steps in self._since_fetch]
+        return {
+            "schedule": np.array([self._next, self._used, self._digest(self._next)], np.int64),
+            "since_fetch": np.array(since, np.int64),
+        }
+
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        if "schedule" not in state:
+            return  # of a run without one
+        place, _, digest = state["schedule"].tolist()
+        if place > len(self._schedule) or digest != self._digest(place):
+            raise ValueError(
+                f"The checkpoint was written after {place} entries of a schedule with which this "
+                f"one, of {len(self._schedule)}, does not begin. Resume with the same schedule."
+            )
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        if "schedule" not in state:
+            return
+        self._next, self._used, _ = state["schedule"].tolist()
+        self._granted = self._used
+        self._since_fetch = [None if n < 0 else n for n in state["since_fetch"].tolist()]
+
+    def _digest(self, entries: int) -> int:
+        """By which the beginning of another schedule is known from this one's."""
+        return zlib.crc32(repr([_shown(e) for e in self._schedule[:entries]]).encode())
+
     def prepare(self, program: Program) -> None:
         _ = program.work, program.fetch, program.push, program.flush
 
@@ -66,8 +96,7 @@ class ScheduledEngine(Engine):
         for worker in self.workers:
             if worker.unsent:
                 self.push(worker.index)
-        self._flush()
-        self._reset()
+        self._come_to_rest()
 
     def _advance(self) -> None:
         self._play_while(lambda: self._needs[self._next] <= self._granted)

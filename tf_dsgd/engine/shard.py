@@ -1,8 +1,10 @@
 """A shard's own books: versions, messages and staleness, all counted inside its lock.
 
 A message is applied at most once and whole. Its header is
-(worker, incarnation, sequence, version, steps); a sequence number that is not above the last one
-applied from that worker, or an incarnation that is not the current one, is refused.
+(worker, incarnation, sequence, version, steps). It is refused, and counted by its reason, if it is
+a repetition (its number is not above the last one applied from that worker), if its sender was
+replaced (its incarnation is not the current one), or if its sender failed (the incarnation is
+`WITHDRAWN`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from tf_dsgd.engine.bundles import Bundle
 T = TypeVar("T")
 
 # A worker's row in the shard's books.
-_INCARNATION, _SEQUENCE, _APPLIED, _REFUSED, _REPEATED, _STEPS, _TAU_SUM, _TAU_MAX = range(8)
+_INCARNATION, _SEQUENCE, _APPLIED, _STEPS, _TAU_SUM, _TAU_MAX, _REPEATED, _REPLACED, _FAILED = (
+    range(9)
+)
+_ROW = 9
+REASONS = ("repeated", "replaced", "failed")
+
+# The incarnation in a message that its sender takes back, because its step raised an error.
+WITHDRAWN = -1
 
 # Staleness is counted exactly up to here; larger values share the last bin. Mean and maximum are
 # exact always.
@@ -40,11 +49,24 @@ class WorkerLedger:
     """Messages and steps of one worker, as its shard counted them."""
 
     steps: int
+    """Mini-batches in the messages applied."""
     sent: int
+    """Messages sent, repeats included."""
     applied: int
-    refused: int
+    """Messages applied, each exactly once."""
+    repeated: int
+    """Messages refused because they had been applied before."""
+    replaced: int
+    """Messages refused because their sender counted as lost: others do its mini-batches."""
+    failed: int
+    """Messages refused because a step of theirs raised an error, which ended training."""
     staleness_mean: float
     staleness_max: int
+
+    @property
+    def refused(self) -> int:
+        """Messages not applied, for any of the three reasons."""
+        return self.repeated + self.replaced + self.failed
 
     @property
     def in_flight(self) -> int:
@@ -73,8 +95,13 @@ class ShardLedger:
 
     @property
     def refused(self) -> int:
-        """Messages not applied: applied before, or sent by a worker that has been replaced."""
+        """Messages not applied; `reasons` says why."""
         return sum(w.refused for w in self.workers)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Messages refused, by reason: `"repeated"`, `"replaced"`, `"failed"`."""
+        return {name: sum(getattr(w, name) for w in self.workers) for name in REASONS}
 
     @property
     def in_flight(self) -> int:
@@ -122,7 +149,7 @@ class Books:
 
     version: int
     rows: np.ndarray
-    """`[workers, 8]`, as the shard keeps them; the maximum is that since training began."""
+    """`[workers, 9]`, as the shard keeps them; the maximum is that since training began."""
     bins: np.ndarray
     """`[STALENESS_BINS]`: messages of each staleness."""
     worker_bins: np.ndarray
@@ -136,7 +163,12 @@ class Books:
     @property
     def refused(self) -> np.ndarray:
         """Messages refused, of each worker."""
-        return self.rows[:, _REFUSED]
+        return self.rows[:, [_REPEATED, _REPLACED, _FAILED]].sum(1)
+
+    @property
+    def numbered(self) -> np.ndarray:
+        """Messages that had a number of their own, of each worker: applied, or failed."""
+        return self.rows[:, _APPLIED] + self.rows[:, _FAILED]
 
     @property
     def steps(self) -> np.ndarray:
@@ -207,7 +239,7 @@ class Shard:
         self.schedule_step = schedule_step
         self.version = _tf.make_variable(tf.zeros([], tf.int64), device=device, name="version")
         self._books = _tf.make_variable(
-            tf.zeros([num_workers, 8], tf.int64), device=device, name="books"
+            tf.zeros([num_workers, _ROW], tf.int64), device=device, name="books"
         )
         # The shard's bins, then every worker's: one operation counts a message in both.
         self._bins = _tf.make_variable(
@@ -278,23 +310,28 @@ class Shard:
                     row[_INCARNATION],
                     sequence,
                     row[_APPLIED] + 1,
-                    row[_REFUSED],
-                    row[_REPEATED],
                     row[_STEPS] + steps,
                     row[_TAU_SUM] + tau,
                     tf.maximum(row[_TAU_MAX], tau),
+                    row[_REPEATED],
+                    row[_REPLACED],
+                    row[_FAILED],
                 ]
             )
 
         def refuse() -> tf.Tensor:
-            one, none = tf.ones([], tf.int64), tf.zeros([], tf.int64)
-            repeated = tf.where(current, one, none)
-            return row + tf.stack([none, none, none, one, repeated, none, none, none])
+            withdrawn = tf.equal(incarnation, WITHDRAWN)
+            reason = tf.where(withdrawn, _FAILED, tf.where(current, _REPEATED, _REPLACED))
+            return row + tf.one_hot(reason, _ROW, dtype=tf.int64)
 
         self._books.scatter_update(
             tf.IndexedSlices(tf.cond(fresh, accept, refuse)[None], worker[None])
         )
         return fresh
+
+    def last_message(self, worker: tf.Tensor) -> tf.Tensor:
+        """Traces the number of the last message applied from `worker`."""
+        return tf.gather(self._books, worker)[_SEQUENCE]
 
     def count_version(self, changed: tf.Tensor | bool) -> None:
         """Traces that there is a new version, if the weights were changed."""
@@ -319,7 +356,7 @@ class Shard:
             lambda worker, incarnation: self.locked([worker, incarnation], body),
             autograph=False,
             input_signature=[tf.TensorSpec([], tf.int64)] * 2,
-        )
+        ).get_concrete_function()
 
     # -- read by the host -------------------------------------------------------------------
 
@@ -330,16 +367,20 @@ class Shard:
         """
         workers = []
         for m, row in enumerate(self._books.numpy()):
-            applied, refused = int(row[_APPLIED]), int(row[_REFUSED])
-            sent = applied + refused
+            applied = int(row[_APPLIED])
+            repeated, replaced, failed = (int(row[i]) for i in (_REPEATED, _REPLACED, _FAILED))
+            sent = applied + repeated + replaced + failed  # counted before the sender knew
             if sequences is not None:
-                sent = sequences[m] + int(row[_REPEATED])
+                # A message of a worker that was replaced had a number that was given again.
+                sent = max(sent, sequences[m] + repeated + replaced)
             workers.append(
                 WorkerLedger(
                     steps=int(row[_STEPS]),
                     sent=sent,
                     applied=applied,
-                    refused=refused,
+                    repeated=repeated,
+                    replaced=replaced,
+                    failed=failed,
                     staleness_mean=float(row[_TAU_SUM]) / applied if applied else float("nan"),
                     staleness_max=int(row[_TAU_MAX]),
                 )

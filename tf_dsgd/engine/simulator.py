@@ -87,7 +87,7 @@ class SimulatorEngine(Engine):
         return {"virtual_seconds": np.array(self.now), "delays": np.array(words, np.uint64)}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        if "delays" not in state:
+        if not {"delays", "virtual_seconds"} <= state.keys():
             return  # of a run that was not simulated
         self.now = float(state["virtual_seconds"])
         for random, words in zip(self._random, state["delays"].tolist(), strict=True):
@@ -118,14 +118,17 @@ class SimulatorEngine(Engine):
         self._advance(flushing=True)
         self._take_in()
         self._idle.sort(key=lambda worker: worker.index)  # whatever came before
-        self._flush()
-        self._reset()
+        self._come_to_rest()
 
     def _take_in(self) -> None:
         """The shard takes the message that came last, if it has not."""
         message, self._arrived = self._arrived, None
         if message is not None:
-            self.program.deliver(*message)
+            self._deliver(message)
+
+    def _deliver(self, message: Any) -> None:
+        """The shard takes a message in."""
+        self.program.deliver(*message)
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -157,7 +160,7 @@ class SimulatorEngine(Engine):
             self._available, self._blocked, self._idle = 0, [], list(self.workers)
             for turn in turns:
                 if turn.message is not None:
-                    self.program.deliver(*turn.message)
+                    self._deliver(turn.message)
             if worker is not None:
                 error.add_note(f"Raised on worker {worker.index}.")
             self._discard(None if worker is None else worker.index)
@@ -203,12 +206,10 @@ class SimulatorEngine(Engine):
         self._blocked = []
 
     def _round(self, worker: WorkerState, steps: int) -> None:
-        m, fetches, queue = worker.index, worker.fetch_next, self._stream.queue
+        m, fetches = worker.index, worker.fetch_next
         self._available -= steps
         self._taken(worker, steps)
-        if self.recorder is not None:
-            self.recorder.take(m, steps, queue)
-            queue = self.recorder.queues.of(m)
+        queue = self._batches(m, steps)
         worker.fetch_next = self.exchange.fetch_due(worker.step)
         sends = self.exchange.push_due(worker.step)
         version, *message = self._work(m, fetches, sends, steps, queue)
@@ -222,6 +223,13 @@ class SimulatorEngine(Engine):
         else:
             worker.watch.enter("wait", at=time)
             self._put(time, worker)
+
+    def _batches(self, worker: int, steps: int) -> Any:
+        """The queue from which the worker takes its next mini-batches."""
+        if self.recorder is None:
+            return self._stream.queue
+        self.recorder.take(worker, steps, self._stream.queue)
+        return self.recorder.queues.of(worker)
 
     def _work(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
         """Takes in what arrived, fetches, does local steps, collects what is sent: in one call."""

@@ -118,6 +118,8 @@ class Store:
         self.num_shards = num_shards
         self.present = [True] * self.num_workers if present is None else list(present)
         self.incarnations = [0] * self.num_workers
+        self.may_be_late = False
+        """Whether the engine lets a worker compute what another is late with."""
         self._last_sequences = [0] * self.num_workers
         self._all: list[Replicated] = []
         self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
@@ -280,6 +282,11 @@ def headers(clock: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
         )
         for s in range(num_shards)
     ]
+
+
+def named(heads: Sequence[tf.Tensor], name: tf.Tensor) -> list[tf.Tensor]:
+    """Headers under which a message counts as another's: (worker, incarnation, sequence)."""
+    return [tf.concat([name, head[3:]], 0) for head in heads]
 
 
 def clock_parts(clock: tf.Tensor, num_shards: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

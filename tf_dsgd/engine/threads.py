@@ -82,12 +82,11 @@ class ThreadsEngine(Engine):
             )
         self._flushing = True
         try:
-            self._until(lambda: not (self._threads or self._unfinished()))
+            self._until(lambda: not (self._awaited() or self._unfinished()))
         finally:
             self._flushing = False
         self._raise_error()
-        self._flush()
-        self._reset()
+        self._come_to_rest()
 
     def snapshot(self) -> Snapshot:
         with self._lock:  # between two messages
@@ -107,6 +106,10 @@ class ThreadsEngine(Engine):
 
     def _look(self) -> None:
         """Looks after the workers; called by the main thread while it waits."""
+
+    def _awaited(self) -> bool:
+        """Whether there are workers whose threads a drain waits for."""
+        return bool(self._threads)
 
     def _unfinished(self) -> bool:
         return bool(self._available or any(w.unsent for w in self.workers))
@@ -158,8 +161,8 @@ class ThreadsEngine(Engine):
             self._error = self._error or (worker.index, error)
 
     def _rounds(self, worker: WorkerState) -> None:
-        program = self.program
         while True:
+            program = self.program
             self._errands(worker, program)
             steps = self._begin(worker)
             while steps:

@@ -1,4 +1,7 @@
-"""What the chief keeps of mini-batches until a shard has counted their gradients."""
+"""What the chief keeps of mini-batches until a shard has counted their gradients.
+
+And what becomes of them when a task is lost.
+"""
 
 from __future__ import annotations
 

@@ -93,13 +93,14 @@ class AdaptiveRevision(delay.DelayTolerantOptimizer):
         **options: Any,
     ):
         rate = delay.learning_rate("AdaptiveRevision", learning_rate)
-        super().__init__(rate, name=name, **options)
-        self.initial_accumulator_value = delay.positive(
+        start = delay.positive(
             "AdaptiveRevision",
             "initial_accumulator_value",
             initial_accumulator_value,
             remedy=": the first rate is learning_rate divided by its root",
         )
+        super().__init__(rate, name=name, **options)
+        self.initial_accumulator_value = start
 
     def build(self, variables: Any) -> None:
         """Creates gbar, z and z'."""

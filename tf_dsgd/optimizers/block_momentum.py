@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tf_dsgd.checks import truth
 from tf_dsgd.optimizers import delay
 
 
@@ -61,21 +62,30 @@ class BlockMomentum(keras.optimizers.SGD):
         name: str = "block_momentum",
         **options: Any,
     ):
+        label, rate = "BlockMomentum", block_learning_rate
         if momentum is not None:
-            delay.number("BlockMomentum", "momentum", momentum, below=1)
-        if isinstance(block_learning_rate, (int, float)):
-            delay.positive(
-                "BlockMomentum", "block_learning_rate", block_learning_rate, remedy=": it is zeta"
+            momentum = delay.number(label, "momentum", momentum, below=1)
+        if not delay.is_schedule(rate):
+            rate = delay.positive(
+                label, "block_learning_rate", rate, remedy=", or a schedule: it is zeta"
             )
-        super().__init__(
-            block_learning_rate, momentum=momentum or 0.0, nesterov=nesterov, name=name, **options
-        )
+        nesterov = truth(f"{label}'s nesterov", nesterov)
+        super().__init__(rate, momentum=momentum or 0.0, nesterov=nesterov, name=name, **options)
         self._given_momentum = momentum
 
     def for_workers(self, num_workers: int) -> None:
         """Takes 1 - 1/M for the momentum, unless one was given."""
         if self._given_momentum is None:
             self.momentum = 1.0 - 1.0 / num_workers
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> BlockMomentum:
+        """One with the arguments that `get_config` gave; Keras knows of a `learning_rate` alone."""
+        rate = config.get("block_learning_rate")
+        if isinstance(rate, dict):
+            rate = keras.optimizers.schedules.deserialize(rate, custom_objects)
+            config = {**config, "block_learning_rate": rate}
+        return super().from_config(config, custom_objects)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments."""

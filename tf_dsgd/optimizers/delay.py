@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tf_dsgd import arithmetic
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.checks import real
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,9 @@ def number(
     optimizer: str, name: str, value: Any, least: float = 0.0, below: float = math.inf
 ) -> float:
     """A setting of an optimizer, if it is a number from `least` on and below `below`."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < below:
-        return float(value)
+    found = real(value)
+    if least <= found < below:
+        return found
     end = "" if below == math.inf else f" and less than {below:g}"
     raise ValueError(
         f"{optimizer}'s {name} must be a finite number of at least {least:g}{end}. "
@@ -116,15 +118,19 @@ def number(
 
 def positive(optimizer: str, name: str, value: Any, remedy: str) -> float:
     """A setting of an optimizer, if it is a number above 0."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
+    found = real(value)
+    if 0 < found < math.inf:
+        return found
     raise ValueError(
         f"{optimizer}'s {name} must be a finite number above 0{remedy}. Received: {value!r}."
     )
 
 
 def learning_rate(optimizer: str, value: Any) -> Any:
-    """A learning rate, if it is one: a number of at least 0, or what Keras takes besides."""
-    if callable(value) or isinstance(value, dict):
-        return value
-    return number(optimizer, "learning_rate", value)
+    """A learning rate, if it is one: a number of at least 0, or a schedule."""
+    return value if is_schedule(value) else number(optimizer, "learning_rate", value)
+
+
+def is_schedule(rate: Any) -> bool:
+    """Whether it is what Keras takes for a rate besides numbers."""
+    return callable(rate) and not isinstance(rate, type)

@@ -89,14 +89,13 @@ class DelayCompensatedSGD(delay.DelayTolerantOptimizer):
         **options: Any,
     ):
         label = "DelayCompensatedSGD"
-        super().__init__(delay.learning_rate(label, learning_rate), name=name, **options)
-        self.lam = delay.number(label, "lam", lam)
-        self.mean_square_decay = (
-            None
-            if mean_square_decay is None
-            else delay.number(label, "mean_square_decay", mean_square_decay, below=1)
-        )
-        self.epsilon = delay.positive(label, "epsilon", epsilon, remedy=": it bounds lambda")
+        rate = delay.learning_rate(label, learning_rate)
+        lam = delay.number(label, "lam", lam)
+        if mean_square_decay is not None:
+            mean_square_decay = delay.number(label, "mean_square_decay", mean_square_decay, below=1)
+        epsilon = delay.positive(label, "epsilon", epsilon, remedy=": it bounds lambda")
+        super().__init__(rate, name=name, **options)
+        self.lam, self.mean_square_decay, self.epsilon = lam, mean_square_decay, epsilon
 
     def build(self, variables: Any) -> None:
         """Creates M, if lambda adapts."""

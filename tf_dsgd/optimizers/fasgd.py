@@ -87,11 +87,14 @@ class FASGD(delay.DelayTolerantOptimizer):
         name: str = "fasgd",
         **options: Any,
     ):
-        super().__init__(delay.learning_rate("FASGD", learning_rate), name=name, **options)
-        self.gamma = delay.number("FASGD", "gamma", gamma, below=1)
-        self.beta = delay.number("FASGD", "beta", beta, below=1)
-        self.epsilon = delay.positive("FASGD", "epsilon", epsilon, remedy=": it bounds the step")
-        self.initial_deviation = delay.number("FASGD", "initial_deviation", initial_deviation)
+        rate = delay.learning_rate("FASGD", learning_rate)
+        gamma = delay.number("FASGD", "gamma", gamma, below=1)
+        beta = delay.number("FASGD", "beta", beta, below=1)
+        epsilon = delay.positive("FASGD", "epsilon", epsilon, remedy=": it bounds the step")
+        deviation = delay.number("FASGD", "initial_deviation", initial_deviation)
+        super().__init__(rate, name=name, **options)
+        self.gamma, self.beta, self.epsilon = gamma, beta, epsilon
+        self.initial_deviation = deviation
 
     def build(self, variables: Any) -> None:
         """Creates n, b and v."""

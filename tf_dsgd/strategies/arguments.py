@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd.algorithms.downpour import inverse_staleness
-from tf_dsgd.cluster import integer
+from tf_dsgd.checks import integer
 
 # Staleness at which a scaling is tried before training: all that a few workers have, and some more.
 _TRIED = (*range(65), 100, 1000, 10_000)
@@ -23,7 +23,7 @@ def staleness_factor(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
     """The function f that `staleness_scaling` stands for; None where the factor is always 1."""
     if value is None or callable(value):
         return value
-    if value == "inverse":
+    if isinstance(value, str) and value == "inverse":
         return inverse_staleness
     raise ValueError(
         'staleness_scaling must be "inverse", a callable of the staleness, or None. '

@@ -9,7 +9,7 @@ import keras
 
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.averaging import SendWeights, Together, WeightedMean
-from tf_dsgd.cluster import positive_int
+from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.optimizers import BlockMomentum
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.base import DistributedStrategy
@@ -110,11 +110,7 @@ class PeriodicAveragingStrategy(DistributedStrategy):
         optimizer_state: str = "average",
         outer_optimizer: keras.optimizers.Optimizer | None = None,
     ):
-        if optimizer_state not in _POLICIES:
-            raise ValueError(
-                f'optimizer_state must be "average", "local" or "reset". Received: '
-                f"{optimizer_state!r}."
-            )
+        one_of("optimizer_state", optimizer_state, _POLICIES)
         _check_outer(outer_optimizer)
         super().__init__(
             cluster,

@@ -13,9 +13,7 @@ Keras asks a strategy for four things, and that is all the way there is into `fi
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import keras
@@ -25,6 +23,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
+from tf_dsgd.engine.interrupts import held_back, not_swallowed
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Ledger, Shard, Staleness
@@ -33,13 +32,15 @@ from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.dataset import (
     Token,
     TokenDataset,
-    TokenIterator,
     TokenSpec,
     is_keras_enqueuer,
     make_pull,
 )
 from tf_dsgd.strategies.extended import Extended, Scope
+from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
 from tf_dsgd.strategies.pipelines import Source
+from tf_dsgd.strategies.placement import Placement, ShardInfo
+from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -75,11 +76,11 @@ class DistributedStrategy(tf.distribute.Strategy):
         cluster.configure(used=shard_optimizer is not None)
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()
-        self._shard_bytes = [0] * self.num_shards
-        self._shard_variables = [0] * self.num_shards
+        self.placement = Placement(self.num_shards)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
         self._checkpoint = Checkpoint(self.engine)
+        self.passes = Passes()
         self._optimizers = Optimizers()
         self._shard_optimizer: keras.optimizers.Optimizer | None = None
         # What schedules follow: mini-batches, as far back as the weights were trained.
@@ -95,12 +96,10 @@ class DistributedStrategy(tf.distribute.Strategy):
             for s, device in enumerate(self.shard_devices)
         ]
         self.engine.shards = self._shards
-        self._programs: weakref.WeakSet[_FitProgram] = weakref.WeakSet()
-        self._eager_programs: dict[Any, _FitProgram] = {}
+        self.batches = HandingOut(self.engine, self.passes)
+        self._eager_programs: dict[Any, FitProgram] = {}
         self._pulls: dict[Any, Any] = {}
-        # Also of a loop that was left by `break`, whose last step was run.
-        self._unresolved: set[TokenIterator] = set()
-        self._handed_out = self._examples = 0
+        not_swallowed()
         if shard_optimizer is not None:
             # Its rate and its count of updates must be this strategy's variables.
             with self.scope():
@@ -152,7 +151,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         NaN before the first one, and where the chief does not see the mini-batches because
         workers make them.
         """
-        return self._examples / self._handed_out if self._examples else float("nan")
+        examples, handed_out = self.batches.examples, self.batches.handed_out
+        return examples / handed_out if examples else float("nan")
 
     def ledger(self) -> Ledger:
         """Where every message went, in all, per worker and per shard, as the shards counted it.
@@ -173,8 +173,8 @@ class DistributedStrategy(tf.distribute.Strategy):
             layers, the optimizer's slots, and what it remembers of workers' fetches).
         """
         return tuple(
-            ShardInfo(device, self._shard_variables[s], self._shard_bytes[s])
-            for s, device in enumerate(self.shard_devices)
+            ShardInfo(device, *held)
+            for device, held in zip(self.shard_devices, self.placement.held(), strict=True)
         )
 
     @contextlib.contextmanager
@@ -209,7 +209,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Reading a weight does this by itself.
         """
         with self.engine.explained():
-            self._resolve()
+            self.batches.resolve()
             self.engine.settle()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
@@ -283,7 +283,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         del options
         source = Source(dataset_fn, self.num_workers)
-        on_workers = self.cluster.workers_can_leave and source.can_run_on_workers
+        on_workers = self.cluster.runs_pipelines and source.can_run_on_workers
+        if on_workers:
+            self.passes.add(source)
         return self._tokens(source.dataset, source if on_workers else None)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
@@ -316,7 +318,8 @@ class DistributedStrategy(tf.distribute.Strategy):
             )
 
         if is_distributed(fn):
-            program = self._program(fn, token, with_batch)
+            with held_back(at_most=1):  # a second Ctrl-C ends even a long trace
+                program = self._program(fn, token, with_batch)
             if program is not None:
                 return program.step_of_chief()
         new_args, new_kwargs = with_batch(token.batch())
@@ -362,7 +365,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             raise ValueError("The step applies no gradients.")
         return traced.program
 
-    def _program(self, fn: Any, token: Any, with_batch: Any) -> _FitProgram | None:
+    def _program(self, fn: Any, token: Any, with_batch: Any) -> FitProgram | None:
         key = (fn, str(token.element_spec))
         if tf.executing_eagerly() and key in self._eager_programs:
             return self._eager_programs[key]
@@ -389,21 +392,18 @@ class DistributedStrategy(tf.distribute.Strategy):
         )
         if not step.weights:
             return None
-        if self._shard_optimizer is not None:
-            with tf.init_scope():
-                self._checkpoint.restore_outer(self._shard_optimizer)
         with tf.init_scope():
             self.engine.settle()  # not `self.settle`: this very token's step is not run yet
         program = Program(
             step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
         )
         self.engine.prepare(program)
-        held = list(zip(self._shard_variables, self._shard_bytes, strict=True))
+        held = self.placement.held()
         if held != self._announced:
             self._announced = held
             tf.autograph.experimental.do_not_convert(self.cluster.announce)(held)
-        fit_program = _FitProgram(program, step, fn)
-        self._programs.add(fit_program)
+        fit_program = FitProgram(program, step, fn)
+        self.batches.programs.add(fit_program)
         if tf.executing_eagerly():
             self._eager_programs[key] = fit_program
         else:
@@ -412,77 +412,11 @@ class DistributedStrategy(tf.distribute.Strategy):
             graph.add_to_collection("tf_dsgd", fit_program)
         return fit_program
 
-    # -- handing out batches ----------------------------------------------------------------
-
-    def next_token(self, iterator: TokenIterator) -> bool:
-        """Makes a batch ready, and hands it out as soon as it is known to be for training.
-
-        Returns False at the end of the data.
-        """
-        self._resolve()
-        try:
-            if not iterator.stream.take():
-                return False
-        except tf.errors.OpError:
-            self.engine.settle()  # the batches before the one that failed
-            raise
-        program = iterator.program
-        if program is not None:
-            if not iterator.stream.make_ready():
-                return False
-            self._hand_out(iterator, program)
-            return True
-        if not iterator.opened:
-            # Whoever opens a new dataset, to train or to evaluate, expects a settled model.
-            iterator.opened = True
-            self.engine.settle()
-        for program in self._programs:
-            program.mark()
-        iterator.pending = True
-        self._unresolved.add(iterator)
-        return True
-
-    def _resolve(self) -> None:
-        """Hands out batches whose tokens were used in a training step."""
-        for iterator in list(self._unresolved):
-            self._unresolved.discard(iterator)
-            if not iterator.pending:
-                continue
-            iterator.pending = False
-            used = [p for p in self._programs if p.was_run()]
-            if used and iterator.stream.make_ready():
-                if used[0].of_keras:
-                    # Nobody but `fit` has this iterator: from now on a token is a step.
-                    iterator.train(used[0])
-                self._hand_out(iterator, used[0])
-
-    def _hand_out(self, iterator: TokenIterator, program: _FitProgram) -> None:
-        self._handed_out += 1
-        self._examples += iterator.stream.examples
-        self.engine.grant(program.program, iterator.stream)
-        if program.shows_own_logs and iterator.stream.at_end():
-            # Logs that are no metrics become the epoch's: show the last step its own.
-            self.engine.settle()
-
     # -- variables --------------------------------------------------------------------------
-
-    def place(self, beside: Any, synchronization: Any) -> int:
-        """The shard for a new variable: a slot's beside its weight, a weight's the lightest."""
-        if isinstance(beside, ReplicaVariable):
-            return beside.shard
-        of_optimizer = isinstance(_tf.creating_object(), keras.optimizers.Optimizer)
-        if of_optimizer or synchronization == tf.VariableSynchronization.ON_READ:
-            return 0
-        return min(range(self.num_shards), key=lambda s: self._shard_bytes[s])
-
-    def hold(self, shard: int, size: int) -> None:
-        """Counts a variable of so many bytes that is now on a shard."""
-        self._shard_variables[shard] += 1
-        self._shard_bytes[shard] += size
 
     def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
-        self.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
+        self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
         if isinstance(creator, keras.optimizers.Optimizer):
             self._optimizers.add(creator)
@@ -499,12 +433,12 @@ class DistributedStrategy(tf.distribute.Strategy):
                 value = primary.numpy()
             constant = value.size and (value == value.flat[0]).all()
             variable.first = value.flat[0] if constant else value
-        self._checkpoint.add(variable)
+        self._checkpoint.add(variable, creator)
         return variable
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
-        for program in self._programs:
+        for program in self.batches.programs:
             program.program.forget_rows()
         if variable.kind is not Kind.CONTROL:
             return
@@ -518,66 +452,45 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     # -- checkpoints ------------------------------------------------------------------------
 
-    def state(self) -> dict[str, np.ndarray]:
+    def state(self, held: Collection[int] | None = None) -> dict[str, np.ndarray]:
         """The strategy's own state, which no model holds.
 
         Versions, counts, staleness, what each worker keeps for itself, an outer optimizer.
+
+        Args:
+            held: ids of the strategy's variables that are saved elsewhere: all others are part of
+                the state, metrics as well. None for those of any model and its optimizer.
 
         Returns:
             Arrays by name, for `restore`.
         """
         self.settle()
         with self.engine.explained():
-            return self._checkpoint.take(self._shard_optimizer)
+            arrays = self._checkpoint.take(self._shard_optimizer, held)
+        return {**arrays, **self.batches.state()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Sets the strategy's own state to what `state` gave, with as many workers.
 
         Raises:
-            ValueError: if the state is of another number of workers or shards.
+            ValueError: if the state is of another number of workers or shards, or does not fit;
+                nothing is changed then.
         """
+        self.check(state)
+        self._checkpoint.restore(state)
+        self.batches.restore(state)
+        for program in self.batches.programs:
+            program.program.forget_rows()
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raises the ValueError that `restore` would raise, and changes nothing."""
         self.settle()
-        self._checkpoint.restore(state, self._shard_optimizer)
+        self.batches.check(state)
+        self._checkpoint.check(state)
 
-
-class _FitProgram:
-    """A program, and the step that Keras runs in its place."""
-
-    def __init__(self, program: Program, step: TracedStep, fn: Callable[..., Any]):
-        self.program = program
-        self._step = step
-        self._seen = 0
-        self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
-        self.of_keras = is_train_step(fn)
-        self._model = getattr(fn, "__self__", None) if self.of_keras else None
-        self.shows_own_logs = self.of_keras and step.shows_own_logs
-
-    def step_of_chief(self) -> Any:
-        """Counts that a step was run, and shows the latest outputs of a worker."""
-        self._runs.assign_add(1, read_value=False)
-        return self._step.pack([log.read_value() for log in self.program.logs])
-
-    @property
-    def steps_per_execution(self) -> int:
-        """As the model says now: Keras may tune it."""
-        return 1 if self._model is None else int(self._model.steps_per_execution)
-
-    def mark(self) -> None:
-        """`was_run` is about what comes after this."""
-        self._seen = int(self._runs)
-
-    def was_run(self) -> bool:
-        """Whether the step was run since `mark`."""
-        return int(self._runs) > self._seen
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardInfo:
-    """What one shard holds."""
-
-    device: str
-    variables: int
-    bytes: int
+    def restore_metrics(self) -> None:
+        """Gives metrics, which `fit` has reset since, the values that were restored."""
+        self._checkpoint.restore_metrics()
 
 
 def _sample(spec: Any) -> Any:

@@ -1,103 +1,203 @@
 """What a strategy adds to a checkpoint of the model: all that no model holds.
 
-- `sequences`: messages that each worker has numbered;
+- `sequences`: messages that each worker has numbered; `handed_out`: mini-batches given to workers;
 - `version`, `books`, `staleness` and others: what each shard has counted;
-- `own_KIND_n`, `[workers, ...]`: what workers have of the strategy's n-th variable of a kind
-  (slots, seeds, weights), where each has its own;
-- `shard_optimizer_n`: the variables of an outer optimizer;
+- `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th
+  optimizer, as the shards have it (a scalar: as each shard has it, `[shards]`);
+- the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
 - `virtual_seconds`, `delays`: a simulated cluster's clock, and where its delays go on.
+
+Variables are known by the order in which they are made, which is the script's. What belongs to one
+that is made only as training begins waits until then.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
-_OUTER = "shard_optimizer_"
+_OF_WORKERS = "_of_workers"
 
 
 class Checkpoint:
-    """Takes and sets the state of a strategy, which must be settled.
-
-    What belongs to variables that are made only as training begins is kept until then.
-    """
+    """Takes and sets the state of a strategy, which must be settled."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
         self._variables: list[tuple[str, weakref.ref[ReplicaVariable]]] = []
-        self._numbers: collections.Counter[Kind] = collections.Counter()
-        self._outer: list[np.ndarray] = []
+        self._numbers: collections.Counter[str] = collections.Counter()
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._places = itertools.count()
+        self._waiting: dict[str, np.ndarray] = {}
+        """Restored, of variables that are not made yet."""
+        self._metrics: dict[str, np.ndarray] = {}
+        """Restored, of metrics, which `fit` resets before an epoch begins."""
 
-    def add(self, variable: ReplicaVariable) -> None:
-        """Registers a new variable; a later run of the same script makes the same ones in turn."""
-        name = f"own_{variable.kind.name}_{self._numbers[variable.kind]}"
-        self._numbers[variable.kind] += 1
+    def add(self, variable: ReplicaVariable, creator: Any = None) -> None:
+        """Registers a new variable, which `creator` makes."""
+        group = variable.kind.name.lower()
+        if isinstance(creator, keras.optimizers.Optimizer):
+            # An optimizer makes its first variable when it is made, and slots at any time after.
+            if creator not in self._optimizers:
+                self._optimizers[creator] = next(self._places)
+            group = f"optimizer_{self._optimizers[creator]}"
+        name = f"{group}_{self._numbers[group]}"
+        self._numbers[group] += 1
         self._variables.append((name, weakref.ref(variable)))
+        mine = {n: self._waiting.pop(n) for n in (name, name + _OF_WORKERS) if n in self._waiting}
+        if mine:
+            self._check_variable(name, variable, mine)
+            self._set(name, variable, mine)
 
-    def _of_workers(self) -> Iterator[tuple[str, ReplicaVariable]]:
+    def _all(self) -> Iterator[tuple[str, ReplicaVariable]]:
         for name, reference in self._variables:
             variable = reference()
-            if variable is not None and variable.kind is not Kind.METRIC:
+            if variable is not None:
                 yield name, variable
 
-    def take(self, outer: keras.optimizers.Optimizer | None) -> dict[str, np.ndarray]:
-        """Arrays by name; `outer` is the shards' own optimizer."""
-        arrays = {"sequences": np.asarray(self._engine.store.sequences(), np.int64)}
-        arrays |= self._engine.state()
+    # -- taking -----------------------------------------------------------------------------
+
+    def take(
+        self,
+        outer: keras.optimizers.Optimizer | None,
+        held: Collection[int] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Arrays by name.
+
+        Args:
+            outer: the shards' own optimizer.
+            held: ids of the strategy's variables that are saved elsewhere; None for those that
+                any model and its optimizer hold, metrics included.
+        """
+        arrays = self._counts()
+        own = set() if outer is None else {id(v.value) for v in outer.variables}
+        for name, variable in self._all():
+            workers = variable.of_workers()
+            if variable.kind is Kind.METRIC and held is None:
+                continue
+            here = held is not None and (id(variable) not in held or not variable.shape.rank)
+            if here or workers is not None or id(variable) in own:
+                arrays[name] = self._on_shards(variable)
+            if workers is not None:
+                arrays[name + _OF_WORKERS] = workers
+        return arrays | self._waiting
+
+    def _counts(self) -> dict[str, np.ndarray]:
+        """All but variables."""
+        arrays: dict[str, np.ndarray] = {}
         for s, shard in enumerate(self._engine.shards):
             arrays |= {_of_shard(name, s): value for name, value in shard.state().items()}
-        for name, variable in self._of_workers():
-            if variable.copies is not None and (
-                variable.owned_by_workers or variable.kept_by_workers
-            ):
-                lost = variable.primary.numpy()  # what a worker that is not there will begin with
-                found = variable.copies.read()
-                workers = range(self._engine.num_workers)
-                arrays[name] = np.stack([found.get(m, lost) for m in workers])
-        if outer is not None and outer.built:
-            arrays |= {f"{_OUTER}{n}": v.numpy() for n, v in enumerate(outer.variables)}
-        return arrays
+        arrays["sequences"] = np.asarray(self._engine.numbers(), np.int64)
+        arrays["handed_out"] = np.array(self._engine.handed_out, np.int64)
+        return arrays | self._engine.state()
 
-    def restore(
-        self, arrays: dict[str, Any], outer: keras.optimizers.Optimizer | None = None
+    def _on_shards(self, variable: ReplicaVariable) -> np.ndarray:
+        if variable.shape.rank:
+            return variable.primary.numpy()
+        shards = range(len(self._engine.shards))
+        return np.stack([variable.on_shard(s).numpy() for s in shards])
+
+    # -- setting ----------------------------------------------------------------------------
+
+    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Looks whether `restore` can set what `take` gave; changes nothing.
+
+        Raises:
+            ValueError: if the state is of another number of workers or shards, or of others'
+                variables, of another schedule, or not complete.
+        """
+        here = self._counts()
+        missing = sorted(here.keys() - arrays.keys() - self._engine.state().keys())
+        shards = sum(name.startswith("version") for name in arrays)
+        if "sequences" in arrays:
+            number = len(np.atleast_1d(arrays["sequences"]))
+            _check_number("workers", number, self._engine.num_workers, "with as many")
+        if shards:
+            _check_number("shards", shards, len(self._engine.shards), "with as many ps tasks")
+        if missing:
+            raise ValueError(f"The state is not complete: {missing} are missing.")
+        for name, value in here.items():
+            if name in arrays:
+                _check_alike(name, arrays[name], value.shape, value.dtype)
+        for name, variable in self._all():
+            if variable.kind is not Kind.METRIC:
+                self._check_variable(name, variable, arrays)
+        self._engine.check(arrays)
+
+    def _check_variable(
+        self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]
     ) -> None:
+        shape, dtype = tuple(variable.shape.as_list()), np.dtype(variable.dtype.as_numpy_dtype)
+        several = {
+            name: shape or (len(self._engine.shards),),
+            name + _OF_WORKERS: (self._engine.num_workers, *shape),
+        }
+        for each, expected in several.items():
+            if each in arrays:
+                _check_alike(f"{each} ({variable.name})", arrays[each], expected, dtype)
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
         """Sets what `take` gave.
 
         Raises:
-            ValueError: if the state is of another number of workers or shards.
+            ValueError: as `check` does, before anything is changed.
         """
-        store, shards = self._engine.store, self._engine.shards
-        _check_number("workers", len(arrays["sequences"]), store.num_workers, "with as many")
-        found = sum(name.startswith("version") for name in arrays)
-        _check_number("shards", found, len(shards), "with as many ps tasks")
-        for s, shard in enumerate(shards):
-            own = {name: arrays[_of_shard(name, s)] for name in shard.state()}
-            shard.restore(own, store.incarnations)
-        store.restore_sequences(arrays["sequences"])
-        self._engine.restore(arrays)
-        self._engine.go_on_from(shards[0].steps_done())
-        for name, variable in self._of_workers():
-            if name in arrays:
-                variable.restore_copies(arrays[name])
-        count = sum(name.startswith(_OUTER) for name in arrays)
-        self._outer = [arrays[f"{_OUTER}{n}"] for n in range(count)]
-        if outer is not None and outer.built:
-            self.restore_outer(outer)
+        self.check(arrays)
+        engine, rest = self._engine, dict(arrays)
+        counts = {name: rest.pop(name) for name in self._counts() if name in rest}
+        for s, shard in enumerate(engine.shards):
+            own = {name: counts[_of_shard(name, s)] for name in shard.state()}
+            shard.restore(own, engine.store.incarnations)
+        engine.restore(arrays)
+        engine.restored(counts["sequences"].tolist(), int(counts["handed_out"]))
+        self._metrics = {}
+        for name, variable in self._all():
+            mine = {n: rest.pop(n) for n in (name, name + _OF_WORKERS) if n in rest}
+            if variable.kind is Kind.METRIC:
+                self._metrics |= mine
+            else:
+                self._set(name, variable, mine)
+        self._waiting = {name: value for name, value in rest.items() if _is_variable(name)}
 
-    def restore_outer(self, outer: keras.optimizers.Optimizer) -> None:
-        """Gives the shards' own optimizer, once it was built, its state, if any was restored."""
-        values, self._outer = self._outer, []
-        if values:
-            for variable, value in zip(outer.variables, values, strict=True):
-                variable.value.restore_on_shards(value)
+    def _set(self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]) -> None:
+        dtype = variable.dtype.as_numpy_dtype
+        with tf.init_scope():
+            if name in arrays:
+                value = _as(arrays[name], dtype)
+                if variable.shape.rank:
+                    variable.primary.assign(value)
+                else:
+                    for s in range(len(self._engine.shards)):
+                        variable.on_shard(s).assign(value[s])
+            if name + _OF_WORKERS in arrays:
+                variable.restore_copies(_as(arrays[name + _OF_WORKERS], dtype))
+
+    def restore_metrics(self) -> None:
+        """Gives metrics, once `fit` has reset them, what was restored, if they are the same."""
+        arrays, self._metrics = self._metrics, {}
+        metrics = [(n, v) for n, v in self._all() if v.kind is Kind.METRIC]
+        try:
+            for name, variable in metrics:
+                self._check_variable(name, variable, arrays)
+        except ValueError:
+            return
+        for name, variable in metrics:
+            self._set(name, variable, arrays)
+
+
+def _is_variable(name: str) -> bool:
+    kinds = tuple(f"{kind.name.lower()}_" for kind in Kind)
+    return name.startswith((*kinds, "optimizer_"))
 
 
 def _check_number(what: str, found: int, expected: int, remedy: str) -> None:
@@ -106,6 +206,26 @@ def _check_number(what: str, found: int, expected: int, remedy: str) -> None:
             f"This state is of {found} {what}; the strategy has {expected}. Restore it {remedy}, "
             "or start from the weights alone."
         )
+
+
+def _check_alike(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    found = np.asarray(value)
+    alike = found.dtype == dtype or _is_raw(found.dtype, dtype)
+    if found.shape != shape or not alike:
+        raise ValueError(
+            f"The state does not fit: {name} is {found.shape} {found.dtype}, and {shape} {dtype} "
+            "is expected."
+        )
+
+
+def _is_raw(found: np.dtype, dtype: np.dtype) -> bool:
+    """Whether NumPy read a type that it does not know, such as bfloat16, as so many bytes."""
+    return found.kind == "V" and found.itemsize == dtype.itemsize
+
+
+def _as(value: Any, dtype: Any) -> np.ndarray:
+    value = np.asarray(value)
+    return value.view(dtype) if _is_raw(value.dtype, np.dtype(dtype)) else value
 
 
 def _of_shard(name: str, shard: int) -> str:

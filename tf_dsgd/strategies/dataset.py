@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.strategies.pipelines import Progress, Source
+from tf_dsgd.strategies.position import Position
 
 # Batches taken from the input at a time while the input keeps up.
 _MOST_AT_ONCE = 16
@@ -172,6 +173,14 @@ class Stream:
         self.examples = self._examples.popleft()
         return True
 
+    def skip(self, count: int) -> bool:
+        """Drops the batch taken last and those after it, `count` in all; False if it has fewer."""
+        for dropped in range(count):
+            if dropped and not self._take():
+                return False
+            tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
+        return True
+
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""
         if self.pipelines is not None:
@@ -295,6 +304,38 @@ class TokenIterator:
         self.pending = False
         """Whether a token was given whose step was not yet seen to run."""
         self.opened = False
+        self.done = 0
+        """Batches handed out, and those that were done before."""
+        self.passing = 0
+        """Tokens still to be given that hand out nothing: their steps were done before."""
+
+    def skip(self, position: Position) -> None:
+        """Goes on behind batches that were done before the checkpoint.
+
+        If the epoch has none of them, the token at hand is given the first of those left.
+
+        Raises:
+            ValueError: if there are fewer.
+        """
+        pipelines, self.done = self.stream.pipelines, position.batches
+        if bool(position.pipelines) != (pipelines is not None):
+            raise ValueError(
+                "The checkpoint was written in the middle of data that "
+                f"{'workers' if position.pipelines else 'the chief'} read, which here "
+                f"{'the chief' if position.pipelines else 'workers'} would read. Go on with the "
+                "same data on a cluster of the same kind, or from a checkpoint at the end of an "
+                "epoch."
+            )
+        if pipelines is None:
+            fits = self.stream.skip(position.batches)
+        else:
+            fits = pipelines.go_to(position.pipelines)
+        if not fits or not (position.steps or self.stream.take()):
+            raise ValueError(
+                f"The checkpoint was written after {position.batches} mini-batches of data that "
+                "have fewer now. Give fit the same data as before, in mini-batches of the same "
+                "size."
+            )
 
     def train(self, program: Any) -> None:
         """Called when the first token was used in `fit`: workers may make the batches then."""
@@ -317,7 +358,7 @@ class TokenIterator:
     def __next__(self) -> Token:
         if not tf.executing_eagerly():
             self.get_next_as_optional()
-        if not self.dataset.strategy.next_token(self):
+        if not self.dataset.strategy.batches.next_token(self):
             raise StopIteration
         return self._token
 

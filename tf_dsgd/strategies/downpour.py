@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dsgd.algorithm import Algorithm, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
-from tf_dsgd.cluster import integer, positive_int
+from tf_dsgd.checks import integer, one_of, positive_int, real
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     staleness_bound,
@@ -25,7 +25,11 @@ class LocalSGD:
     """Plain SGD at a rate of its own, as a local rule.
 
     Args:
-        learning_rate: alpha of the local steps; at least 0, where 0 means no local step.
+        learning_rate: alpha of the local steps; at least 0, where 0 means no local step, and below
+            1e9.
+
+    Raises:
+        ValueError: for a wrong rate, naming it.
 
     Example:
 
@@ -37,9 +41,10 @@ class LocalSGD:
 
     def __post_init__(self) -> None:
         rate = self.learning_rate
-        if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1e9:
+        if not 0 <= real(rate) < 1e9:
             raise ValueError(
-                f"LocalSGD's learning_rate must be a number of at least 0. Received: {rate!r}."
+                "LocalSGD's learning_rate must be a number of at least 0, below 1e9. "
+                f"Received: {rate!r}."
             )
 
 
@@ -145,10 +150,8 @@ class DownpourStrategy(DistributedStrategy):
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
     ):
-        if wire_dtype not in (None, "bfloat16", "float16"):
-            raise ValueError(
-                f'wire_dtype must be "bfloat16", "float16" or None. Received: {wire_dtype!r}.'
-            )
+        if wire_dtype is not None:
+            one_of("wire_dtype", wire_dtype, ("bfloat16", "float16"), "None")
         exchange = Periods(
             push_every=positive_int("push_every", push_every),
             fetch_every=positive_int("fetch_every", fetch_every),
@@ -168,13 +171,8 @@ class DownpourStrategy(DistributedStrategy):
 def _local_rule(value: Any, exchange: Periods) -> LocalRule:
     periods = {"push_every": exchange.push_every, "fetch_every": exchange.fetch_every}
     if isinstance(value, LocalSGD):
-        return AccrueGradient(rate=value.learning_rate, **periods)
-    if value == "sgd":
-        return AccrueGradient(rate=None, **periods)
-    if value == "none":
-        return AccrueGradient(rate=0.0, **periods)
-    if value == "optimizer":
+        return AccrueGradient(rate=float(value.learning_rate), **periods)
+    rule = one_of("local_rule", value, ("sgd", "none", "optimizer"), "a tf_dsgd.LocalSGD")
+    if rule == "optimizer":
         return CompiledOptimizerOnWorker()
-    raise ValueError(
-        f'local_rule must be "sgd", "none", "optimizer" or a tf_dsgd.LocalSGD. Received: {value!r}.'
-    )
+    return AccrueGradient(rate=None if rule == "sgd" else 0.0, **periods)

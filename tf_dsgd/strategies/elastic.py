@@ -7,7 +7,7 @@ from typing import Any
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.algorithms.elastic import Elastic, KeepWeights
-from tf_dsgd.cluster import positive_int
+from tf_dsgd.checks import positive_int, real
 from tf_dsgd.strategies.base import DistributedStrategy
 
 
@@ -70,16 +70,16 @@ class ElasticAveragingStrategy(DistributedStrategy):
         self, cluster: Any = None, *, average_every: int = 16, elasticity: float | None = None
     ):
         every = positive_int("average_every", average_every)
-        _check_elasticity(elasticity)
-        rules = Algorithm(KeepWeights(), Periods(every, every), Elastic(elasticity))
+        share = None if elasticity is None else _elasticity(elasticity)
+        rules = Algorithm(KeepWeights(), Periods(every, every), Elastic(share))
         super().__init__(cluster, rules)
 
 
-def _check_elasticity(value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1:
+def _elasticity(value: Any) -> float:
+    share = real(value)
+    if not 0 < share < 1:
         raise ValueError(
             "elasticity must be a number above 0 and below 1, or None for 0.9 / workers. "
             f"Received: {value!r}."
         )
+    return share

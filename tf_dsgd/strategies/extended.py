@@ -25,7 +25,7 @@ class Extended(_tf.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         beside = kwargs.pop("colocate_with", None)
         strategy = self._container_strategy()
-        shard = strategy.place(beside, kwargs.get("synchronization"))
+        shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with tf.device(strategy.shard_devices[shard]):
             primary = create(**kwargs)

@@ -47,12 +47,16 @@ class Packing:
         """What is sent for a vector of batches; call it on the host."""
         if not self._dense:
             return [batches]
-        if self._join is None:
+        self.prepare()
+        return self._join(batches)  # type: ignore[misc]
+
+    def prepare(self) -> None:
+        """Traces what packs, once; call it on the host, in one thread."""
+        if self._dense and self._join is None:
             concrete = tf.function(self._joined, autograph=False).get_concrete_function(
                 tf.TensorSpec([None], tf.variant)
             )
             self._join = _tf.BoundFunction(concrete, concrete.captured_inputs)
-        return self._join(batches)
 
     def _batch(self, variant: tf.Tensor) -> Any:
         optional = tf.nest.pack_sequence_as(

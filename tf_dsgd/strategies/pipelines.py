@@ -52,8 +52,10 @@ class Source:
         for dataset in datasets[1:]:
             self.dataset = self.dataset.concatenate(dataset)
         self.sizes = [int(dataset.cardinality()) for dataset in datasets]
-        self._seed = int(np.random.randint(1 << 30))
-        self._epochs = 0
+        self.seed = int(np.random.randint(1 << 30))
+        """What the seeds of all epochs begin with."""
+        self.epochs = 0
+        """Epochs that were started."""
 
     def _make(self, pipeline: int, number: int) -> tf.data.Dataset:
         context = tf.distribute.InputContext(number, pipeline, 1)
@@ -72,8 +74,8 @@ class Source:
 
     def start(self) -> Progress:
         """Starts an epoch."""
-        self._epochs += 1
-        seed = self._seed + self._epochs
+        self.epochs += 1
+        seed = self.seed + self.epochs
         return Progress(
             [self._maker(p, seed) for p in range(self._num_pipelines)], list(self.sizes)
         )
@@ -116,7 +118,7 @@ class Progress:
         self._sizes = [1 << 62 if s == tf.data.INFINITE_CARDINALITY else s for s in sizes]
         self._next = [0] * len(sizes)
         self._returned: list[Segment] = []
-        self._left = 1 << 62 if infinite else sum(self._sizes)
+        self._left = self._total = 1 << 62 if infinite else sum(self._sizes)
         self._iterators: dict[int, tuple[int, int, int, tf.Tensor]] = {}
 
     # -- tokens -----------------------------------------------------------------------------
@@ -131,6 +133,28 @@ class Progress:
     def at_end(self) -> bool:
         """Whether every batch was handed out."""
         return not self._left
+
+    # -- the position ------------------------------------------------------------------------
+
+    def position(self) -> tuple[int, ...]:
+        """Batches that were taken of each pipeline; at rest they are done."""
+        return tuple(self._next)
+
+    def first(self, batches: int) -> tuple[int, ...]:
+        """The position after so many batches if one pipeline is done after the other."""
+        return tuple(
+            min(max(batches - sum(self._sizes[:p]), 0), size) for p, size in enumerate(self._sizes)
+        )
+
+    def go_to(self, position: tuple[int, ...]) -> bool:
+        """Goes on behind the batches of each pipeline that were done; False if it has fewer."""
+        if len(position) != len(self._sizes):
+            return False
+        if any(n > size for n, size in zip(position, self._sizes, strict=True)):
+            return False
+        self._next = list(position)
+        self._left = self._total - sum(position)
+        return True
 
     # -- batches ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
-from tf_dsgd.cluster import positive_int
+from tf_dsgd.checks import positive_int
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     staleness_bound,

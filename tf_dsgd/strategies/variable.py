@@ -183,6 +183,17 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self.copies is not None:
             self.copies.each(lambda m, copy: copy.assign(values[m]))
 
+    def of_workers(self) -> np.ndarray | None:
+        """What each worker has of its own, `[workers, ...]`; None where they keep nothing."""
+        if self.copies is None:
+            return self._restored
+        if not (self.owned_by_workers or self.kept_by_workers):
+            return None
+        lost = self.primary.numpy()  # what a worker that is not there will begin with
+        found = self.copies.read()
+        workers = range(self.distribute_strategy.num_workers)
+        return np.stack([found.get(m, lost) for m in workers])
+
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
         return _initial(self.primary.numpy(), self.kind, self.owned_by_workers, worker, 0)
@@ -193,7 +204,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self._snapshots is None:
             strategy = self.distribute_strategy
             self._snapshots = Snapshots(self.primary, strategy.num_workers)
-            strategy.hold(self.shard, self._snapshots.bytes)
+            strategy.placement.hold(self.shard, self._snapshots.bytes)
         return self._snapshots
 
     # -- reading ----------------------------------------------------------------------------

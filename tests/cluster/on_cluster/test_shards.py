@@ -143,6 +143,7 @@ def test_a_message_that_only_one_shard_has_is_completed(periods):
     program.deliver([tf.identity(heads[0]), lost], message)
     assert strategy.ledger().cut_off == 1
     engine._unapplied.held[1] = [batches]
+    engine.handed_out += push_every
     engine._lose(worker)
 
     strategy.settle()

@@ -238,6 +238,11 @@ def differences():
     metrics = models.linear("sgd")
     metrics.compile("sgd", "mse", metrics=["mae"] * ME)
     found["metrics"] = error_of(lambda: fit(metrics, averaged()))
+    metrics.compile("sgd", "mse", metrics=["mae" if ME else "mse"])
+    found["metrics' names"] = error_of(lambda: fit(metrics, averaged()))
+    loss = models.linear("sgd")
+    loss.compile("sgd", keras.losses.MeanAbsoluteError() if ME else "mse")
+    found["loss"] = error_of(lambda: fit(loss, averaged()))
     found["average"] = error_of(
         lambda: averaged().average(model) if ME else fit(model, averaged(), epochs=2)
     )

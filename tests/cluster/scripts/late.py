@@ -1,0 +1,52 @@
+"""A chief of workers that wait for each other, one of which is stopped for a while.
+
+Usage: late.py STRATEGY. Prints DONE with the seconds it was stopped for and what was counted.
+"""
+
+import json
+import signal
+import sys
+import time
+
+import keras
+
+import tf_dsgd
+from tests import faults
+
+EXAMPLES, BATCH, EPOCHS = 2400, 4, 2
+MAKE = {
+    "averaging": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=3),
+    "bounded": lambda c: tf_dsgd.DownpourStrategy(c, max_staleness=1),
+}
+
+
+class Stops(keras.callbacks.Callback):
+    """Stops a worker once each has done 50 mini-batches, until the others have done 150 more."""
+
+    def __init__(self, strategy):
+        super().__init__()
+        self.strategy, self.process, self.seconds = strategy, None, None
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.seconds is not None:
+            return
+        done = [worker.steps for worker in self.strategy.ledger().workers]
+        if self.process is None and min(done) >= 50:
+            self.process, self.least = faults.task("worker", 1), sum(done) + 150
+            self.process.send_signal(signal.SIGSTOP)
+            self.begun = time.monotonic()
+        elif self.process is not None and sum(done) >= self.least:
+            self.seconds = time.monotonic() - self.begun
+            self.process.send_signal(signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    cluster = tf_dsgd.TFCluster(worker_timeout_seconds=120.0, late_after_seconds=1.0)
+    strategy = MAKE[sys.argv[1]](cluster)
+    with strategy.scope():
+        model = faults.seen_model(EXAMPLES, keras.optimizers.SGD(0.01))
+    x, y = faults.data(EXAMPLES)
+    stops = Stops(strategy)
+    model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[stops])
+    ledger = faults.assert_nothing_lost(strategy, model, EPOCHS, EXAMPLES // BATCH)
+    print("DONE", json.dumps([stops.seconds, ledger.reasons]), flush=True)

@@ -1,0 +1,68 @@
+"""The connections of this process, most of them gRPC's, which tells nobody of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+_ESTABLISHED = "01"  # in the kernel's tables
+
+
+def of_this_process() -> Iterator[socket.socket]:
+    """Internet sockets, one by one; each a duplicate that is open for its turn.
+
+    None where a process cannot list its own files (Windows).
+    """
+    try:
+        names = os.listdir("/dev/fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            continue
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                yield connection
+
+
+def place(address: object) -> tuple[str, int] | None:
+    """(IP address, port) of what a socket calls its address; gRPC writes IPv4 as IPv6."""
+    if not isinstance(address, tuple):
+        return None  # of another kind of socket
+    return str(address[0]).split("%")[0].removeprefix("::ffff:"), int(address[1])
+
+
+def established(port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """At which addresses of this machine there are connections to a port (Linux; else none)."""
+    found = []
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, *_ = line.split()
+            address, at = local.split(":")
+            if state == _ESTABLISHED and int(at, 16) == port:
+                found.append(_address(address))
+    return found
+
+
+def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The kernel writes words of four bytes as this machine's integers."""
+    words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    found = ipaddress.ip_address(packed)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
