@@ -70,7 +70,7 @@ def how_to_go_on(command: str, backup: str | None) -> str:
     if backup:
         return f"The last checkpoint is in {backup}. To go on from it: {command}"
     return (
-        "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one. To start "
+        "No checkpoint was written yet; tf_dsgd.callbacks.BackupAndRestore writes them. To start "
         f"again: {command}"
     )
 

@@ -251,7 +251,7 @@ def test_the_only_ps_is_lost_without_a_backup():
     assert code == 1, log(process)
     error = process.text[process.text.rindex("RuntimeError") :]
     assert f"ps 0 at {address}" in error
-    assert "There is no checkpoint: tf_dsgd.callbacks.BackupAndRestore would write one" in error
+    assert "No checkpoint was written yet; tf_dsgd.callbacks.BackupAndRestore writes them" in error
     assert "tf_dsgd/launch.py --workers 1 " in error[error.index("To start again: ") :]
     assert seconds < 30.0
 

@@ -103,7 +103,7 @@ def test_a_worker_serves_one_chief_after_another_and_ends_on_sigterm():
 def test_a_ps_ends_on_sigint_and_when_its_launcher_is_gone():
     with processes.addresses(2) as (w0, ps):
         cluster = {"worker": [w0], "ps": [ps]}
-        with serving("ps", 0, cluster, TF_DSGD_THREADS="41", TF_DSGD_PARENT_FD="0") as first:
+        with serving("ps", 0, cluster, TF_DSGD_THREADS="401", TF_DSGD_PARENT_FD="0") as first:
             role = first.line_with("tf_dsgd")
             assert re.search(rf"ps 0 of 1 at {ps} \(pid \d+\)", role)
             wait_until_serving(first, ps)
@@ -113,8 +113,8 @@ def test_a_ps_ends_on_sigint_and_when_its_launcher_is_gone():
         with serving("ps", 0, cluster, TF_DSGD_THREADS="1") as second:
             second.line_with("ps 0 of 1")
             wait_until_serving(second, ps)  # the same port again, at once
-            # gRPC's threads come and go; those within an operation are 40 fewer.
-            assert many - processes.psutil.Process(second.popen.pid).num_threads() > 30
+            # gRPC's threads, some tens, come and go; those within an operation are 400 fewer.
+            assert many - processes.psutil.Process(second.popen.pid).num_threads() > 300
             second.send(signal.SIGINT)
             code, seconds = second.wait(10.0)
             assert code == 0, second.text
