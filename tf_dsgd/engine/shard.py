@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -296,8 +296,9 @@ class Shard:
         """
         worker, incarnation, sequence, version, steps = tf.unstack(header, 5)
         row = tf.gather(self._books, worker)
-        current = tf.equal(incarnation, row[_INCARNATION])
-        fresh = tf.logical_and(current, sequence > row[_SEQUENCE])
+        here, last, *_ = tf.unstack(row, _ROW)
+        current = tf.equal(incarnation, here)
+        fresh = tf.logical_and(current, sequence > last)
 
         def accept() -> tf.Tensor:
             tau = self.version.read_value() - version
@@ -305,19 +306,9 @@ class Shard:
             self.count_version(changed)
             self.schedule_step.assign_add(steps, read_value=False)
             self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
-            return tf.stack(
-                [
-                    row[_INCARNATION],
-                    sequence,
-                    row[_APPLIED] + 1,
-                    row[_STEPS] + steps,
-                    row[_TAU_SUM] + tau,
-                    tf.maximum(row[_TAU_MAX], tau),
-                    row[_REPEATED],
-                    row[_REPLACED],
-                    row[_FAILED],
-                ]
-            )
+            # Few operations, whatever the number of columns: this is done for every message.
+            largest = _row({_SEQUENCE: sequence, _TAU_MAX: tau}, tf.int64.min)
+            return tf.maximum(row, largest) + _row({_APPLIED: 1, _STEPS: steps, _TAU_SUM: tau}, 0)
 
         def refuse() -> tf.Tensor:
             withdrawn = tf.equal(incarnation, WITHDRAWN)
@@ -437,6 +428,11 @@ class Shard:
         books[:, _INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
+
+
+def _row(columns: Mapping[int, Any], others: int) -> tf.Tensor:
+    """A row of the books with these columns."""
+    return tf.stack([tf.cast(columns.get(i, others), tf.int64) for i in range(_ROW)])
 
 
 def _places(worker: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:
