@@ -341,6 +341,15 @@ def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) ->
     _context.context().update_server_def(server_def)
 
 
+def keep_functions() -> None:
+    """From here on TensorFlow's functions live as long as the process.
+
+    As each is freed the context tells all tasks of it, and prints an error for each that is gone;
+    one that is stopped it waits for, 20 s and more. TF 2.21 has no setting for that.
+    """
+    _context.context().remove_function = lambda name: None
+
+
 class _Unawaited(_executor.Executor):
     """TensorFlow's handle of an executor, which waits as it is freed."""
 

@@ -211,6 +211,7 @@ def test_a_lost_ps_and_a_lost_chief_end_training_and_the_command_in_the_error_re
         assert time.monotonic() - start < 30.0
     assert code == 1 and "RuntimeError" in process.text, log(process)
     error = process.text[process.text.rindex("RuntimeError") :]
+    assert len(error.splitlines()) < 20, error  # nothing that hides what to do
     assert f"ps 1 at {address}" in error
     assert "ps 0" not in error
 

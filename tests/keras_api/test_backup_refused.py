@@ -242,6 +242,7 @@ def rewritten(path, change):
 
 CHANGES = {
     "no number of examples": (lambda a: a.pop("examples"), "examples"),
+    "not a number of examples": (lambda a: a.update(examples=np.full(2, np.nan)), "examples"),
     "a long position": (lambda a: a.update(position=np.zeros(3, np.int64)), "position"),
     "a missing array": (lambda a: a.pop("books"), "'books'"),
     "another shape": (lambda a: a.update(staleness=np.zeros(3, np.int64)), "staleness is (3,)"),
@@ -259,11 +260,42 @@ def test_a_whole_state_that_does_not_fit(change, model, backup):
     assert_refused(model, backup, path, CHANGES[change][1])
 
 
-@pytest.mark.parametrize("change", [{"files": []}, {"origin": "mine"}, {"format": "1"}])
+@pytest.mark.parametrize(
+    "change", [{"files": []}, {"files": {"a": 3}}, {"origin": "mine"}, {"format": "1"}]
+)
 def test_a_manifest_of_other_kinds(change, model, backup):
     path = backup / "checkpoint-00000002" / "manifest.json"
     sign(path, {**json.loads(path.read_text()), **change})
     assert_refused(model, backup, path, "is no manifest of a checkpoint")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_manifest_without_a_file(name, model, backup):
+    """What it does not know was not looked at either."""
+    path = backup / "checkpoint-00000002" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    if name == "manifest.json":
+        manifest["files"] = {}
+    else:
+        del manifest["files"][name]
+    sign(path, manifest)
+    assert_refused(model, backup, path, "does not name")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"epoch": -1, "batch": 3}', '{"epoch": 1}', "{"])
+def test_no_place_in_training(text, model, backup):
+    path = next((backup / "checkpoint-00000002").glob("*metadata*"))
+    path.write_text(text)
+    signed(path.parent)
+    assert_refused(model, backup, path)
+
+
+@pytest.mark.parametrize("weights", [[1, 2, 3], [["a"]], [[1, [2], "float32"]], 3])
+def test_a_manifest_of_other_weights(weights, model, backup):
+    path = backup / "checkpoint-00000002" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    sign(path, {**manifest, "origin": {**manifest["origin"], "weights": weights}})
+    assert_refused(model, backup, path, "its weights: ")
 
 
 def test_a_whole_file_of_weights_that_is_none(model, backup):

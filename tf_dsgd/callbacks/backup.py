@@ -216,15 +216,15 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 model.optimizer.build(model.trainable_variables)
             here = origin_of(model, strategy)
         check_origin(checkpoint.path / "manifest.json", checkpoint.origin, here)
-        path = checkpoint.path / _STATE
+        path, weights = checkpoint.file(_STATE), checkpoint.file(_WEIGHTS)
         state = read_arrays(path)
-        epoch, batch = _metadata(checkpoint.path / _METADATA)
+        epoch, batch = _metadata(checkpoint.file(_METADATA))
         try:
             strategy.check(state)
             strategy.passes.check(state)
         except ValueError as error:
             raise _refused(path, error) from error
-        self._load_weights(checkpoint.path / _WEIGHTS)
+        self._load_weights(weights)
         strategy.restore(state)
         position = strategy.passes.restore(state)
         if position.steps:
@@ -242,7 +242,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 def _metadata(path: Path) -> tuple[int, int]:
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
-        return int(metadata["epoch"]), int(metadata["batch"])
+        epoch, batch = int(metadata["epoch"]), int(metadata["batch"])
+        if epoch < 0 or batch < -1:
+            raise ValueError(f"epoch {epoch}, mini-batch {batch} is no place in training.")
+        return epoch, batch
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _refused(path, error) from error
 

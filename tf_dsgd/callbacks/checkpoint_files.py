@@ -46,6 +46,21 @@ class Checkpoint:
     path: Path
     origin: dict[str, Any]
     """What it is of, as `Checkpoints.write` was told."""
+    names: frozenset[str]
+    """Of the files that the manifest knows, which are as they were written."""
+
+    def file(self, name: str) -> Path:
+        """The path of a file that was looked at.
+
+        Raises:
+            ValueError: if the manifest does not know it.
+        """
+        if name not in self.names:
+            raise ValueError(
+                f"{self.path / MANIFEST} does not name {name}, and this version of tf_dsgd would "
+                f"have. Delete {self.path}, or give another backup_dir."
+            )
+        return self.path / name
 
 
 class Checkpoints:
@@ -195,6 +210,8 @@ class Checkpoints:
             kinds = {"format": int, "origin": dict, "files": dict}
             if not all(isinstance(manifest[name], kind) for name, kind in kinds.items()):
                 raise TypeError(kinds)
+            if not all(isinstance(each, dict) for each in manifest["files"].values()):
+                raise TypeError(manifest["files"])
             whole = _text({**manifest, "digest": given}) == raw.decode()
             whole = whole and given == _digest(manifest)
         except OSError as error:
@@ -214,13 +231,13 @@ class Checkpoints:
             raise _torn(path, f"is that of checkpoint {manifest['number']}", self._keep)
         for name, expected in manifest["files"].items():
             self._check_file(folder / name, expected)
-        return Checkpoint(folder, manifest["origin"])
+        return Checkpoint(folder, manifest["origin"], frozenset(manifest["files"]))
 
     def _check_file(self, path: Path, expected: Mapping[str, Any]) -> None:
         try:
             size = path.stat().st_size
-            if size != expected["bytes"]:
-                what = f"has {size} bytes, and {expected['bytes']} were written"
+            if size != expected.get("bytes"):
+                what = f"has {size} bytes, and {expected.get('bytes')} were written"
                 raise _torn(path, what, self._keep)
             if _measure(path) != expected:
                 raise _torn(path, "is not as it was written: its digest is another", self._keep)

@@ -60,6 +60,8 @@ def _variables(variables: Iterable[Any]) -> list[list[Any]]:
 
 def _first_difference(theirs: list[Any], mine: list[Any]) -> str:
     for place, (a, b) in enumerate(zip(theirs, mine, strict=False)):
+        if not (isinstance(a, list) and len(a) == len(b) and isinstance(a[0], str)):
+            return f"number {place} is {a} there, and {_shown(b)} here"
         if [_NUMBER.sub("", a[0]), *a[1:]] != [_NUMBER.sub("", b[0]), *b[1:]]:
             return f"number {place} is {_shown(a)} there, and {_shown(b)} here"
     return "" if len(theirs) == len(mine) else f"{len(theirs)} there, and {len(mine)} here"

@@ -174,6 +174,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         return any(text in str(error) for text in _REPLACED)
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
+        _tf.keep_functions()  # or what the error says is followed by 160 lines of TensorFlow's
         return shards_lost(names, self.last_backup)
 
     def _lose(self, worker: WorkerState) -> None:

@@ -71,7 +71,7 @@ class ClusterEngine(AttendedEngine):
 
     def snapshot(self) -> Snapshot:
         self._watched = True
-        with tf.device(self._connection.host_device):
+        with self._here():
             return super().snapshot()
 
     def prepare(self, program: Program) -> None:
@@ -94,7 +94,7 @@ class ClusterEngine(AttendedEngine):
         raises an error while one joins and another is not there.
         """
         self._prepared = True
-        with tf.device(self._connection.host_device):
+        with self._here():
             program.step.packing.prepare()
             batch = tf.raw_ops.EmptyTensorList(
                 element_shape=-1, max_num_elements=-1, element_dtype=tf.int32
@@ -136,7 +136,7 @@ class ClusterEngine(AttendedEngine):
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
         m = worker.index
         if self._stream.pipelines is None:
-            with tf.device(self._connection.host_device):
+            with self._here():
                 self._unapplied.held[m].append(self._draw(steps))
             whole_round = program.round_on
         else:
@@ -231,10 +231,19 @@ class ClusterEngine(AttendedEngine):
         """(the function for local steps, what it and a whole round are called with)."""
         pipelines, m = self._stream.pipelines, worker.index
         if pipelines is None:
-            with tf.device(self._connection.host_device):
+            with self._here():
                 return program.work_on, program.step.packing.pack(part)
         iterator = pipelines.iterator(m, self.store.incarnations[m], part)
-        return program.work_from, [iterator, steps_tensor(part.count)]
+        with self._here():
+            return program.work_from, [iterator, steps_tensor(part.count)]
+
+    def _here(self) -> Any:
+        """Within, tensors are made by this process, and travel with the call that takes them.
+
+        TensorFlow makes a constant on another task by a call of its own, and holds Python's lock
+        until it is answered: nobody here would do anything for as long as that task is stopped.
+        """
+        return tf.device(self._connection.host_device)
 
     def _limit(self, worker: WorkerState) -> int:
         if any(c.worker == worker.index for c in (*self._cut_off, *self._completing.values())):
@@ -266,7 +275,9 @@ class ClusterEngine(AttendedEngine):
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         worker.watch.enter("push")
-        program.push[worker.index](tf.constant(True))
+        with self._here():
+            valid = tf.constant(True)
+        program.push[worker.index](valid)
         worker.watch.enter("wait")
         self._acknowledge(worker)
 
@@ -355,7 +366,7 @@ class ClusterEngine(AttendedEngine):
     def _compute_again(self, worker: WorkerState, program: Program, again: Again) -> None:
         """Computes another worker's message, and sends it as that one's."""
         m = worker.index
-        with tf.device(self._connection.host_device):
+        with self._here():
             name = again.name
             late = tf.constant(again.worker, tf.int64)
         if m in self._completing:
@@ -401,7 +412,7 @@ class ClusterEngine(AttendedEngine):
         if self._stream.pipelines is not None:
             self._stream.pipelines.give_back(held)
             return sum(segment.count for segment in held)
-        with tf.device(self._connection.host_device):
+        with self._here():
             batches = [b for part in held for b in tf.unstack(part)]
         self._returned.extend(batches)
         return len(batches)
@@ -448,7 +459,7 @@ class ClusterEngine(AttendedEngine):
         except tf.errors.OpError:  # the worker is gone, as its next call will tell
             self._executors[worker.index].clear_error()
             return
-        with tf.device(self._connection.host_device):
+        with self._here():
             self._brought = program, program.unbundle([tf.constant(array) for array in arrays])
 
     def _show(self) -> None:

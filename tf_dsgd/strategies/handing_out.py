@@ -41,7 +41,8 @@ class HandingOut:
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""
-        if np.shape(state.get("examples", ())) != (2,):
+        found = np.asarray(state.get("examples", ()))
+        if found.shape != (2,) or found.dtype.kind != "i":
             raise ValueError("The state is not complete: the numbers of examples are missing.")
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -86,6 +86,9 @@ class Source:
             dataset = self._make(pipeline, self._num_pipelines)
             options = tf.data.Options()
             options.deterministic = True
+            # The thread that tunes an iterator may miss that it is freed, and look again after up
+            # to a minute; until then TF 2.21 keeps the worker from answering anybody.
+            options.autotune.enabled = False
             dataset = dataset.with_options(options).skip(skip).prefetch(tf.data.AUTOTUNE)
             return tf.nest.flatten(iter(dataset), expand_composites=True)[0]
 
@@ -195,7 +198,9 @@ class Progress:
         """The worker's iterator at a segment's first batch; call it on the worker's device."""
         held = self._iterators.get(worker)
         if held is None or held[:3] != (incarnation, segment.pipeline, segment.start):
-            handle = self._makers[segment.pipeline](tf.constant(segment.start, tf.int64))
+            with tf.device(None):  # see ClusterEngine._here
+                start = tf.constant(segment.start, tf.int64)
+            handle = self._makers[segment.pipeline](start)
         else:
             handle = held[3]
         end = segment.start + segment.count
