@@ -77,3 +77,14 @@ def test_a_stopped_worker_holds_nobody(configuration):
     assert got["lost"] in ([1, 0, 0], [1, 1, 0]), log(process)
     assert got["longest"] < 6.0, log(process)
     assert got["batches"] > 50  # with what both have under way it would be a dozen
+
+
+@pytest.mark.parametrize("learns", ["error", "meanwhile"])
+def test_a_worker_lost_before_it_has_drawn_what_it_took(learns):
+    """Others draw it. That each example was used once an epoch is asserted by the script."""
+    options = ("--workers", "2", "--ps", "2", "--restart_workers", "9")
+    script = str(SCRIPTS / "lost_as_it_draws.py")
+    with processes.started(*FILE, *options, script, learns) as process:
+        steps = report(process, "RESULT", processes.START_SECONDS + SECONDS)
+        assert exit_of(process, 90.0)[0] == 0, log(process)
+    assert sum(steps) == 1200 and min(steps) > 0

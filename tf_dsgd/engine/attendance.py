@@ -85,6 +85,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         self._heartbeat.start()
 
     @abc.abstractmethod
+    def _batches(self, part: Any) -> int:
+        """The number of mini-batches in a part of what was drawn."""
+
+    @abc.abstractmethod
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
 
@@ -183,7 +187,11 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         if m in self._lost:
             return
         self._check_shards_go_on(m)
-        incarnation = self.store.incarnations[m] + 1
+        with self._changed:
+            # Before shards refuse it: who has computed its message meanwhile takes it for sent only
+            # if this is the incarnation in whose name it was sent.
+            self.store.incarnations[m] = incarnation = self.store.incarnations[m] + 1
+            self._lateness.forget(m)
         with tf.device(self._connection.host_device):
             last = [
                 int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
@@ -191,17 +199,17 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             ]
         with self._changed:
             self.store.lose(m)
-            self.store.incarnations[m] = incarnation
             again = ""
             if m in self._completing:
                 self._cut_off.append(self._completing.pop(m))
-            self._lateness.forget(m)
             clock = worker.clock - self._unapplied.applied[m]
+            # It may have been about to draw what it had taken: nobody has that yet.
+            count = worker.unsent - sum(self._batches(part) for part in self._unapplied.parts(m))
             parts, cut_off = self._unapplied.lose(m, last)
             if cut_off is not None:
                 self._cut_off.append(cut_off)
                 again = ", its last message is completed for ps tasks that had not got it"
-            count = self._give_back(parts)
+            count += self._give_back(parts)
             self._available += count
             self.handed_out -= count
             worker.reset()

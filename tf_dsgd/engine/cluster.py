@@ -136,8 +136,8 @@ class ClusterEngine(AttendedEngine):
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
         m = worker.index
         if self._stream.pipelines is None:
-            with self._here():
-                self._unapplied.held[m].append(self._draw(steps))
+            if not self._draw(worker, steps):
+                return 0
             whole_round = program.round_on
         else:
             whole_round = program.round_from
@@ -260,18 +260,38 @@ class ClusterEngine(AttendedEngine):
             segment = self._stream.pipelines.draw(worker.index, steps, self._lost)
             self._unapplied.held[worker.index].append(segment)
 
-    def _draw(self, steps: int) -> tf.Tensor:
-        """Takes batches: those of lost workers first."""
+    def _draw(self, worker: WorkerState, steps: int) -> bool:
+        """Draws what a worker has taken, lost workers' batches first; False if it is lost by then.
+
+        Until it holds them they count as not drawn: they are others' if the worker is lost.
+        """
+        drawn: list[tf.Tensor] = []
         with self._changed:
+            if worker.unsent < steps:
+                return False
             again = [self._returned.popleft() for _ in range(min(steps, len(self._returned)))]
-        fresh = steps - len(again)
-        if not fresh:
-            return tf.stack(again)
-        drawn = tf.raw_ops.QueueDequeueManyV2(
-            handle=self._stream.queue, n=fresh, component_types=[tf.variant]
-        )[0]
-        # TensorFlow joins variants by stacking only.
-        return tf.stack([*again, *tf.unstack(drawn)]) if again else drawn
+        try:
+            with self._here():
+                if len(again) < steps:
+                    drawn = tf.raw_ops.QueueDequeueManyV2(
+                        handle=self._stream.queue,
+                        n=steps - len(again),
+                        component_types=[tf.variant],
+                    )
+                # TensorFlow joins variants by stacking only.
+                apart = again and [*again, *(tf.unstack(drawn[0]) if drawn else [])]
+                part = tf.stack(apart) if apart else drawn[0]
+        except tf.errors.OpError:
+            self._executors[worker.index].clear_error()
+            with self._changed, self._here():
+                self._returned.extend([*again, *(tf.unstack(drawn[0]) if drawn else [])])
+            raise
+        with self._changed:
+            if worker.unsent < steps:
+                self._give_back([part])
+                return False
+            self._unapplied.held[worker.index].append(part)
+        return True
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
         worker.watch.enter("push")
@@ -404,6 +424,9 @@ class ClusterEngine(AttendedEngine):
         return None if due is None or time.monotonic() < due[0] else due[1]
 
     # -- lost tasks -------------------------------------------------------------------------
+
+    def _batches(self, part: Any) -> int:
+        return part.shape[0] if self._stream.pipelines is None else part.count
 
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""

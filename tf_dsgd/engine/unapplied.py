@@ -57,6 +57,11 @@ class Unapplied:
         self.applied[worker] += 1
         return kept
 
+    def parts(self, worker: int) -> list[Any]:
+        """All that a worker has drawn, and no shard is known to have."""
+        kept = self.kept[worker]
+        return [*([] if kept is None else kept.held), *self.held[worker]]
+
     def lose(self, worker: int, last: list[int]) -> tuple[list[Any], CutOff | None]:
         """A worker is gone, of which each shard has applied the messages up to `last`.
 
