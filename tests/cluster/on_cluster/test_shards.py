@@ -142,7 +142,7 @@ def test_a_message_that_only_one_shard_has_is_completed(periods):
     lost = tf.tensor_scatter_nd_update(heads[1], [[1]], [-1])
     program.deliver([tf.identity(heads[0]), lost], message)
     assert strategy.ledger().cut_off == 1
-    engine._unapplied.held[1] = [batches]
+    worker.unsent, engine._unapplied.held[1] = push_every, [batches]
     engine.handed_out += push_every
     engine._lose(worker)
 
