@@ -191,7 +191,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             # Before shards refuse it: who has computed its message meanwhile takes it for sent only
             # if this is the incarnation in whose name it was sent.
             self.store.incarnations[m] = incarnation = self.store.incarnations[m] + 1
-            self._lateness.forget(m)
+            self._lateness.has_computed(m)
         with tf.device(self._connection.host_device):
             last = [
                 int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
@@ -199,6 +199,9 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             ]
         with self._changed:
             self.store.lose(m)
+            # After shards refuse it: what it computes for another may have come there till then,
+            # and that one must not have added to its message.
+            self._lateness.forget(m)
             again = ""
             if m in self._completing:
                 self._cut_off.append(self._completing.pop(m))

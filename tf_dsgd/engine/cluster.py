@@ -147,11 +147,12 @@ class ClusterEngine(AttendedEngine):
         work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
         # At a drain what is left is sent with the round, not by a call of its own.
         push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
+        counts = True
         if push and worker.fetch_next:
             worker.watch.enter(ROUND)
             outputs = whole_round[m](*inputs)
             worker.watch.enter("wait")
-            self._acknowledge(worker)
+            counts = self._acknowledge(worker)
             self._divide_rounds(worker, _LAPS_SECONDS)
         else:
             if worker.fetch_next:
@@ -162,21 +163,19 @@ class ClusterEngine(AttendedEngine):
             if push and self._keeps(worker):
                 self._unapplied.keep(m, program.collect[m](), worker.unsent)
             elif push:
-                self._push(worker, program, 0)
+                counts = self._send(worker, program)
         self._outputs[m] = program, outputs
         if time.monotonic() - self._shown > _SHOW_SECONDS:
             self._bring_outputs(worker)
-        worker.fetch_next = self.exchange.fetch_due(worker.step)
         with self._changed:
+            worker.fetch_next = not counts or self.exchange.fetch_due(worker.step)
             self._lateness.has_computed(m)
             overtaken = m in self._lateness.overtaken
-        if overtaken and not push:
-            self._push(worker, program, 0)
+        if overtaken:
+            counts = self._send(worker, program)
+        if not counts:
+            return 0  # others may be with another program by now
         with self._changed:
-            if overtaken:
-                self._catch_up(worker)
-                self._wake()
-                return 0  # others may be with another program by now
             steps = self._take(worker)
         if not steps:
             self._send_kept(worker, program)
@@ -294,23 +293,34 @@ class ClusterEngine(AttendedEngine):
         return True
 
     def _push(self, worker: WorkerState, program: Program, following: int) -> None:
+        self._send(worker, program)
+
+    def _send(self, worker: WorkerState, program: Program) -> bool:
+        """Sends what a worker has accrued; False if another's message counts in its place."""
         worker.watch.enter("push")
         with self._here():
             valid = tf.constant(True)
         program.push[worker.index](valid)
         worker.watch.enter("wait")
-        self._acknowledge(worker)
+        return self._acknowledge(worker)
 
-    def _acknowledge(self, worker: WorkerState) -> None:
-        """After a message came to the shards, which have counted it: the kept one, if any."""
+    def _acknowledge(self, worker: WorkerState) -> bool:
+        """After a message came to the shards: takes note that it counts, the kept one, if any.
+
+        False if the worker was overtaken: another's was counted in its place, and this one, which
+        was refused, is the last that it sends under that number.
+        """
         with self._changed:
             if worker.index in self._lateness.overtaken:
-                return  # another's counts
+                self._catch_up(worker)
+                self._wake()
+                return False
             kept = self._unapplied.acknowledge(worker.index)
             worker.unsent = 0 if kept is None else worker.unsent - kept.steps
             worker.clock += 1
             self._lateness.has_sent(worker.index, time.monotonic())
             self._stepped_on()
+            return True
 
     def _fetch(self, worker: WorkerState, program: Program) -> None:
         worker.watch.enter("fetch")
@@ -357,10 +367,7 @@ class ClusterEngine(AttendedEngine):
                 overtaken = m in self._lateness.overtaken
                 again = None if overtaken else self._next_again(worker)
             if overtaken:  # between two calls: its message is refused
-                self._push(worker, program, 0)
-                with self._changed:
-                    self._catch_up(worker)
-                    self._wake()
+                self._send(worker, program)
                 continue
             if again is None:
                 return
