@@ -5,9 +5,9 @@ worker that was stopped and goes on. Each time its worker counts as lost, and jo
 count the mini-batches, as all gradients are 1 at a rate of 1, and so do the shards.
 
 Usage: failing_calls.py OPTIONS, where OPTIONS are JSON: `strategy` and its `arguments`, `batches`
-in an epoch, `seed`, `faults` [before, after, later] as shares of all calls, `slow` [share, seconds],
-`pipelines`, and `until`: how often workers are to be lost, and messages refused. Prints RESULT: what
-happened how often, when that is reached or after `seconds`.
+in an epoch, `seed`, `faults` [before, after, later] as shares of all calls, `slow` [share,
+seconds], `pipelines`, and `until`: how often workers are to be lost, and messages refused. Prints
+RESULT: what happened how often, when that is reached or after `seconds`.
 """
 
 import collections
