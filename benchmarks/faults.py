@@ -48,6 +48,8 @@ COPIES, SOAK_COPIES = 8, 16
 """Of the examples: an epoch has 719 mini-batches, or 1437."""
 TIMEOUT = 5.0
 """`worker_timeout_seconds`."""
+LATE, SOAK_LATE = 10.0, 1.0
+"""`late_after_seconds`."""
 START_SECONDS = 240.0
 BACK_SECONDS = 180.0
 """A deadline for struck workers to work again."""
@@ -59,6 +61,7 @@ STRATEGIES = (
     "Downpour, pushes under way",
     "update-based",
     "bounded staleness",
+    "bounded staleness, two fetches a push",
     "softsync",
     "AdaptiveRevision",
     "DelayCompensatedSGD",
@@ -150,6 +153,7 @@ class Cluster:
             "folder": str(folder),
             "strategy": strategy,
             "worker_timeout_seconds": TIMEOUT,
+            "late_after_seconds": LATE if undisturbed else SOAK_LATE,
             "undisturbed": undisturbed,
             "copies": COPIES if undisturbed else SOAK_COPIES,
         }

@@ -42,6 +42,7 @@ class Spec:
     """Where to write to, and where `stop` is looked for."""
     strategy: str = "Downpour"
     worker_timeout_seconds: float = 5.0
+    late_after_seconds: float = 10.0
     copies: int = 8
     """How often each of the 1437 examples is there, each time with other noise."""
     undisturbed: bool = True
@@ -74,6 +75,10 @@ STRATEGIES: dict[str, tuple[Callable, Callable]] = {
         lambda: keras.optimizers.Adam(0.0005),
     ),
     "bounded staleness": (_downpour(max_staleness=2), lambda: keras.optimizers.SGD(0.1)),
+    "bounded staleness, two fetches a push": (
+        _downpour(push_every=4, fetch_every=2, max_staleness=1),
+        lambda: keras.optimizers.SGD(0.05),
+    ),
     "softsync": (
         lambda cluster: tf_dsgd.SoftsyncStrategy(cluster, gradients_per_update=3),
         lambda: keras.optimizers.SGD(0.2),
@@ -222,7 +227,10 @@ def counted(strategy: Any, model: keras.Model, epochs: int, steps: int) -> dict[
 def train(spec: Spec, folder: Path, epochs: int) -> dict[str, Any]:
     """One fit; what was counted at its end."""
     make_strategy, make_optimizer = STRATEGIES[spec.strategy]
-    cluster = tf_dsgd.TFCluster(worker_timeout_seconds=spec.worker_timeout_seconds)
+    cluster = tf_dsgd.TFCluster(
+        worker_timeout_seconds=spec.worker_timeout_seconds,
+        late_after_seconds=spec.late_after_seconds,
+    )
     strategy = make_strategy(cluster)
     keras.utils.set_random_seed(1)
     x, y, test_x, test_y = make_data(spec.copies)

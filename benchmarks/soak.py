@@ -1,13 +1,15 @@
 """One long fit under random faults, and whether memory, threads and files stay flat.
 
     python benchmarks/faults.py --soak 30
+    python benchmarks/faults.py --soak 30 --strategies "bounded staleness, two fetches a push"
 
 Every `--every` seconds a fault at random: one worker is killed; two are, at the same moment; one is
-stopped for 1 to 10 s, which is shorter or longer than `worker_timeout_seconds`; or one is stopped
-and another killed. One worker at least is always left that was not struck, or works again; a fault
-that would leave none strikes fewer. Every 30 s a row: resident memory, threads and file descriptors
-of the chief, of each ps, of the launcher, and the sum over the workers that run; and what the
-witness and the ledger had counted at the end of the last epoch (see faults.py).
+stopped for 1 to 10 s, which is shorter or longer than `worker_timeout_seconds`, and longer than
+`late_after_seconds`, a second here; or one is stopped and another killed. One worker at least is
+always left that was not struck, or works again; a fault that would leave none strikes fewer. Every
+30 s a row: resident memory, threads and file descriptors of the chief, of each ps, of the launcher,
+and the sum over the workers that run; and what the witness and the ledger had counted at the end of
+the last epoch (see faults.py).
 
 **Flat** is a series whose median over the last sixth of the rows is at most 5 % above that over the
 second sixth, or above it by no more than 5 threads or files. The sum over workers is shown and not
