@@ -141,12 +141,12 @@ class ClusterEngine(AttendedEngine):
             whole_round = program.round_on
         else:
             whole_round = program.round_from
-        if program.can_be_late:
-            with self._changed:
+        with self._changed:
+            if program.can_be_late:
                 self._lateness.computes(m, time.monotonic())
+            # What is left is sent with the round, not by a call of its own.
+            push = self.exchange.push_due(worker.step) or self._has_all(worker)
         work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
-        # At a drain what is left is sent with the round, not by a call of its own.
-        push = self.exchange.push_due(worker.step) or (self._flushing and not self._available)
         counts = True
         if push and worker.fetch_next:
             worker.watch.enter(ROUND)
@@ -243,6 +243,14 @@ class ClusterEngine(AttendedEngine):
         until it is answered: nobody here would do anything for as long as that task is stopped.
         """
         return tf.device(self._connection.host_device)
+
+    def _has_all(self, worker: WorkerState) -> bool:
+        if super()._has_all(worker):
+            return True
+        if not worker.unsent or self._stream.pipelines is None:
+            return False
+        # Others may be bound to wait for its message before they do what is left to them.
+        return not self._stream.pipelines.limit(worker.index, self._lost)
 
     def _limit(self, worker: WorkerState) -> int:
         if any(c.worker == worker.index for c in (*self._cut_off, *self._completing.values())):

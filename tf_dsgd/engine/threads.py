@@ -241,7 +241,7 @@ class ThreadsEngine(Engine):
                     return True
                 if self._has_errand(worker):
                     return True
-                if self._flushing and not self._available:
+                if self._has_all(worker):
                     break
                 if not self._idle.wait(_IDLE_SECONDS) and not worker.unsent:
                     return False
@@ -250,6 +250,10 @@ class ThreadsEngine(Engine):
         if worker.unsent:
             self._push(worker, program, 0)
         return False
+
+    def _has_all(self, worker: WorkerState) -> bool:
+        """Whether nothing is left that could be added to what a worker has not sent."""
+        return self._flushing and not self._available
 
     def _has_errand(self, worker: WorkerState) -> bool:
         """Whether the worker has something to do besides its own batches."""

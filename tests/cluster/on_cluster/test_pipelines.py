@@ -43,6 +43,33 @@ def test_each_example_once_an_epoch(periods):
     assert [worker.steps for worker in ledger.workers] == [18, 18]  # each its own pipeline
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf_dsgd.DownpourStrategy(push_every=6, fetch_every=3, max_staleness=0),
+        lambda: tf_dsgd.PeriodicAveragingStrategy(average_every=4),
+    ],
+    ids=["bounded", "averaging"],
+)
+def test_a_worker_sends_the_rest_of_a_shorter_pipeline(make):
+    """The other, which may not go on without it, has most of its own before it then."""
+    strategy = make()
+    model = model_of(strategy)
+
+    def unequal(context):
+        x, y = helpers.regression(EXAMPLES)
+        mine = slice(0, 2 * BATCH) if context.input_pipeline_id == 0 else slice(2 * BATCH, None)
+        return tf.data.Dataset.from_tensor_slices((x[mine], y[mine])).batch(BATCH)
+
+    ids = helpers.AtEpochEnd(model.get_layer("ids").ids.take_batches)
+    data = strategy.distribute_datasets_from_function(unequal)
+    model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=[ids])
+    for epoch in ids.values:
+        np.testing.assert_array_equal(np.sort(np.concatenate(epoch)), np.arange(EXAMPLES))
+    ledger = helpers.assert_ledger_balances(strategy, updates=strategy.updates)
+    assert [worker.steps for worker in ledger.workers] == [4, 20]
+
+
 def test_steps_per_epoch_of_endless_pipelines():
     strategy = tf_dsgd.DownpourStrategy(push_every=2, fetch_every=2)
     model = model_of(strategy)
