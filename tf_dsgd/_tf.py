@@ -7,7 +7,7 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -325,10 +325,15 @@ def own_address() -> str:
     return str(tasks[server_def.task_index])
 
 
-def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) -> None:
-    """Adds a task to the cluster this process is connected to, or meets its new incarnation.
+def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:
+    """Adds tasks to the cluster this process is connected to, or meets their new incarnations.
 
     Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
+
+    Args:
+        job: of all of them.
+        joining: the address of each that is added.
+        absent: those that leave.
 
     `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
     `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
@@ -337,7 +342,8 @@ def join_task(job: str, index: int, address: str, absent: Iterable[int] = ()) ->
     tasks = next(j for j in server_def.cluster.job if j.name == job).tasks
     for other in absent:
         tasks.pop(other, None)
-    tasks[index] = address
+    for index, address in joining.items():
+        tasks[index] = address
     _context.context().update_server_def(server_def)
 
 

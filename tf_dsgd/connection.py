@@ -50,6 +50,8 @@ class Connection:
         here = self._wait(timeout_seconds)
         self._known = set(here)
         """Workers that TensorFlow was told of."""
+        self._estranged: set[int] = set()
+        """Of these, those that failed after they had joined."""
         self._join: _Join | None = None
         """One that is under way, or whose end nobody has looked at."""
         self._connect(here)
@@ -151,12 +153,21 @@ class Connection:
             raise join.error
         return join.error is None and join.worker == m
 
+    def estrange(self, m: int) -> None:
+        """Worker number m failed after it had joined: when it joins next, it does as a new one."""
+        self._estranged.add(self.workers[m])
+
     def _add(self, m: int) -> None:
         index = self.workers[m]
         others = self._known - {index}
         silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
-        _tf.join_task("worker", index, self.tasks.workers[index], absent)
+        if index in self._estranged:
+            # TensorFlow keeps what it knows of a process, and may not have told it of all functions
+            # when it found that it had lost its connection as another worker joined (TF 2.21).
+            _tf.change_tasks("worker", {}, absent | {index})
+            self._estranged.discard(index)
+        _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
 

@@ -32,6 +32,8 @@ from tf_dsgd.resuming import advice, shards_lost
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
+# How much longer than its timeout a worker has for joining, if it is there and the only one left.
+_LAST_SECONDS = 60.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
 # What TensorFlow says when a task was replaced so fast that no connection broke, and, the last,
@@ -170,12 +172,23 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             raise self._shards_lost([self._connection.worker_name(m)])
 
     def _was_lost(self, m: int, error: tf.errors.OpError) -> bool:
-        """Whether a failed call means that the worker's process is gone."""
+        """Whether a failed call means that the worker's process is gone, or is another one."""
         if not self._connection.worker_listens(m):
             return True
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             return True
-        return any(text in str(error) for text in _REPLACED)
+        return any(text in str(error) for text in _REPLACED) or not self._has_its_clock(m)
+
+    def _has_its_clock(self, m: int) -> bool:
+        """Whether a worker has its variables; another process at its address has none."""
+        copy = self.store.clock.copies[m] if self._made else None
+        if copy is None:
+            return False
+        try:
+            copy.numpy()
+        except tf.errors.OpError:
+            return False
+        return True
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
         _tf.keep_functions()  # or what the error says is followed by 160 lines of TensorFlow's
@@ -199,8 +212,6 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             ]
         with self._changed:
             self.store.lose(m)
-            # After shards refuse it: what it computes for another may have come there till then,
-            # and that one must not have added to its message.
             self._lateness.forget(m)
             again = ""
             if m in self._completing:
@@ -238,17 +249,26 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
                 with self._changed:
                     self._joining = None
                     self._wake()
-        if len(self._lost) == self.num_workers and now - max(self._lost.values()) > self._timeout:
-            names = ", ".join(self._connection.worker_name(m) for m in self._lost)
-            raise TimeoutError(
-                f"All workers were lost, and none came back within {self._timeout:g} s: {names}. "
-                "Start them again, or allow more time with "
-                f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
-            )
+        if len(self._lost) == self.num_workers:
+            self._check_somebody_comes(now)
         if self._error is None:
             silent = self._connection.silent_shards()
             if silent:
                 raise self._shards_lost(silent)
+
+    def _check_somebody_comes(self, now: float) -> None:
+        """Raises an error once all workers have been lost for too long."""
+        coming = self._lost.keys() - self._unwelcome
+        there = any(self._connection.worker_listens(m) for m in coming)
+        limit = self._timeout + _LAST_SECONDS * there
+        if now - max(self._lost.values()) <= limit:
+            return
+        names = ", ".join(self._connection.worker_name(m) for m in self._lost)
+        raise TimeoutError(
+            f"All workers were lost, and none came back within {limit:g} s: {names}. "
+            "Start them again, or allow more time with "
+            f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
+        )
 
     def _admits(self, m: int) -> bool:
         """Whether nobody completes a message in that worker's name; from then on only it may."""
@@ -276,16 +296,16 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         except UnequalVersions as error:  # the others go on; it is not asked again until it ends
             self._unwelcome.add(m)
             say(f"{error} It takes no part until then.")
-        except tf.errors.OpError:
-            self._say_gone_again(m)
+        except tf.errors.OpError as error:
+            self._say_gone_again(m, error)
         return False
 
     def _welcome(self, m: int) -> None:
         try:
             with tf.device(self._connection.host_device):
                 self.store.renew(m, self.store.incarnations[m], self._unapplied.applied[m])
-        except tf.errors.OpError:
-            self._say_gone_again(m)
+        except tf.errors.OpError as error:
+            self._say_gone_again(m, error)
             return
         if not self.store.present[m]:
             return  # lost again meanwhile
@@ -297,8 +317,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             self._wake()
         say(f"{self._connection.worker_name(m)} joined")
 
-    def _say_gone_again(self, m: int) -> None:
-        say(f"{self._connection.worker_name(m)} was lost again while it joined")
+    def _say_gone_again(self, m: int, error: tf.errors.OpError) -> None:
+        self._connection.estrange(m)
+        why = error.message.partition("\n")[0]
+        say(f"{self._connection.worker_name(m)} was lost again while it joined: {why}")
 
 
 def _tell(engine: weakref.ref[AttendedEngine], silent: set[str]) -> bool:

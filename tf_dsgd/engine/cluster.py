@@ -170,8 +170,8 @@ class ClusterEngine(AttendedEngine):
         with self._changed:
             worker.fetch_next = not counts or self.exchange.fetch_due(worker.step)
             self._lateness.has_computed(m)
-            overtaken = m in self._lateness.overtaken
-        if overtaken:
+            nothing_to_add = not push and self._lateness.stays_behind(m)
+        if nothing_to_add:
             counts = self._send(worker, program)
         if not counts:
             return 0  # others may be with another program by now

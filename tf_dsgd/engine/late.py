@@ -55,6 +55,9 @@ class LateWork:
         """Since when each has waited for others."""
         self._stand_ins: dict[int, Again] = {}
         """By the worker that computes it."""
+        self._shared: set[int] = set()
+        """Late workers whose unsent message another computes, too, or has computed before it was
+        lost: nobody may know then whether it was sent."""
         self.overtaken: set[int] = set()
         """Late workers whose message was sent by another; what they still send is refused."""
 
@@ -71,6 +74,7 @@ class LateWork:
 
     def has_sent(self, worker: int, now: float) -> None:
         """A worker's message was taken in."""
+        self._shared.discard(worker)
         begun, self._begun[worker] = self._begun[worker], None
         if begun is not None:
             self._took[worker] = now - begun
@@ -103,6 +107,7 @@ class LateWork:
     def stands_in(self, worker: int, again: Again) -> None:
         """A worker begins to compute another's message."""
         self._stand_ins[worker] = again
+        self._shared.add(again.worker)
 
     def has_stood_in(self, worker: int) -> bool:
         """It has sent it, and waits anew; False if that is forgotten."""
@@ -114,8 +119,8 @@ class LateWork:
         self.overtaken.add(late)
 
     def stays_behind(self, worker: int) -> bool:
-        """Whether a worker may not add to its message, as another may send it, or has."""
-        return worker in self.overtaken or any(
+        """Whether a worker may not add to its message, as another may have sent it, or will."""
+        return worker in self.overtaken | self._shared or any(
             again.worker == worker for again in self._stand_ins.values()
         )
 
@@ -139,6 +144,7 @@ class LateWork:
         self._begun[worker] = self._waits[worker] = None
         self._computes[worker] = False
         self.overtaken.discard(worker)
+        self._shared.discard(worker)
         self._stand_ins.pop(worker, None)
 
     # -- in a checkpoint --------------------------------------------------------------------

@@ -234,7 +234,7 @@ class Parts:
         tensors: Sequence[Gradient],
         changes: Sequence[tf.Tensor],
     ) -> tf.Tensor | bool:
-        worker, _, _, version, steps = tf.unstack(header[:5])
+        worker, _, _, version, steps = tf.unstack(header, 5)
         view = self._views[shard.index]
         view.noted = False
         changed = self.step.on_shard(

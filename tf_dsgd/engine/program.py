@@ -214,9 +214,7 @@ class Program(Parts):
 
         def push_as(name: tf.Tensor) -> tf.Tensor:
             heads, message = self._collect()
-            senders = [head[:2] for head in heads]
-            heads = [tf.concat(pair, 0) for pair in zip(named(heads, name), senders, strict=True)]
-            return self._deliver(heads, message)
+            return self._deliver(named(heads, name), message)
 
         return self._bind(push_as, tf.TensorSpec([3], tf.int64))
 

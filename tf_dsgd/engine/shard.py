@@ -1,10 +1,9 @@
 """A shard's own books: versions, messages and staleness, all counted inside its lock.
 
 A message is applied at most once and whole. Its header is
-(worker, incarnation, sequence, version, steps), and, if another worker sends it in that one's name,
-that worker and its incarnation. It is refused, and counted by its reason, if it is a repetition
-(its number is not above the last one applied from that worker), if its worker or its sender was
-replaced (the incarnation is not the current one), or if its sender failed (the incarnation is
+(worker, incarnation, sequence, version, steps). It is refused, and counted by its reason, if it is
+a repetition (its number is not above the last one applied from that worker), if its sender was
+replaced (its incarnation is not the current one), or if its sender failed (the incarnation is
 `WITHDRAWN`).
 """
 
@@ -295,13 +294,10 @@ class Shard:
 
         Returns whether it was applied. Must be traced into a function that runs under the lock.
         """
-        worker, incarnation, sequence, version, steps, *sender = tf.unstack(header)
+        worker, incarnation, sequence, version, steps = tf.unstack(header, 5)
         row = tf.gather(self._books, worker)
         here, last, *_ = tf.unstack(row, _ROW)
         current = tf.equal(incarnation, here)
-        if sender:  # one that was lost meanwhile may know less of what the message is to have in it
-            theirs = tf.gather(self._books, sender[0])[_INCARNATION]
-            current = tf.logical_and(current, tf.equal(sender[1], theirs))
         fresh = tf.logical_and(current, sequence > last)
 
         def accept() -> tf.Tensor:

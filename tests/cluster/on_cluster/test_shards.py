@@ -1,5 +1,7 @@
 """Where a model's variables are on a cluster of two ps tasks, and what the shards count."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -156,6 +158,22 @@ def test_a_message_that_only_one_shard_has_is_completed(periods):
     assert [sum(w.steps for w in shard.workers) for shard in ledger.shards] == [48 + push_every] * 2
     assert ledger.shards[0].refused == 1  # the repetition
     assert ledger.shards[1].refused == 1  # what this test made
+
+
+def test_a_worker_that_failed_as_it_joined_joins_as_a_new_one():
+    """TensorFlow may not have told it of all functions, and does not do so later."""
+    strategy, model = trained(lambda: keras.optimizers.SGD(0.001))
+    engine = strategy.engine
+    engine._lose(engine.workers[1])
+    engine._connection.estrange(1)
+    x = np.zeros((64, 20), "float32")
+    deadline = time.monotonic() + 60.0
+    before = strategy.ledger().workers[1].steps
+    while strategy.ledger().workers[1].steps == before:
+        assert time.monotonic() < deadline
+        model.fit(x, x[:, :1], batch_size=8, verbose=0)
+    assert engine._connection._estranged == set()
+    helpers.assert_ledger_balances(strategy)
 
 
 def test_a_checkpoint_of_another_number_of_shards_is_refused():
