@@ -163,6 +163,17 @@ def test_one_worker_comes_back_and_another_stays_away():
     assert longest < 10.0
 
 
+def test_a_worker_that_was_replaced_before_anybody_noticed():
+    """Its errors are about what TensorFlow does not find there, and do not end training."""
+    options = ("--workers", "3", "--ps", "1", "--restart_workers", "9")
+    script = str(SCRIPTS / "replaced_unnoticed.py")
+    with processes.started(*FILE, *options, script) as process:
+        lost, incarnations, steps, expected = report(process, "RESULT", 200.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert lost == [False, True]
+    assert incarnations == [1, 1] and steps == expected
+
+
 def test_workers_are_lost_while_nothing_trains():
     script = str(SCRIPTS / "lose_and_go_on.py")
     with launched("--workers", "4", script=script) as process:
