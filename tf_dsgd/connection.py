@@ -162,7 +162,7 @@ class Connection:
         others = self._known - {index}
         silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
-        if index in self._estranged:
+        if index in self._estranged & self._known:
             # TensorFlow keeps what it knows of a process, and may not have told it of all functions
             # when it found that it had lost its connection as another worker joined (TF 2.21).
             _tf.change_tasks("worker", {}, absent | {index})
