@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, probing
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.absence import LosesWorkers
@@ -34,6 +34,8 @@ from tf_dsgd.resuming import advice, shards_lost
 _LOOK_SECONDS = 1.0
 # How much longer than its timeout a worker has for joining, if it is there and the only one left.
 _LAST_SECONDS = 60.0
+# How long one that has been silent for long is waited for before its connections are closed.
+_ANSWER_SECONDS = 1.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
 # What TensorFlow says when a task was replaced so fast that no connection broke, and, the last,
@@ -125,13 +127,16 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
 
         Whatever waits for them ends with an error, by which they count as lost.
         """
-        lost = {self._connection.worker_address(m) for m in self._lost}
+        # Some may have come back while others were asked.
+        silent = {address for address in silent if not probing.answers(address, _ANSWER_SECONDS)}
+        lost = {self._connection.worker_address(m) for m in list(self._lost)}
         self._connection.mute &= silent
         for address in silent - lost:
             if address not in self._connection.mute:
                 name = self._connection.name_at(address)
                 say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
             self._connection.mute.add(address)
+        for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
             close_connections(address)
 
     def _look_now_and_then(self) -> None:
