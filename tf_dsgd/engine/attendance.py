@@ -128,7 +128,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         Whatever waits for them ends with an error, by which they count as lost.
         """
         # Some may have come back while others were asked.
-        silent = {address for address in silent if not probing.answers(address, _ANSWER_SECONDS)}
+        silent = probing.not_answering(silent, _ANSWER_SECONDS)
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
         self._connection.mute &= silent
         for address in silent - lost:

@@ -1,4 +1,4 @@
-"""Faults made in the chief, several in a second: calls of workers are slow, or raise an error.
+"""Faults made in the chief, one or two a second: calls of workers are slow, or raise an error.
 
 An error comes before the call, after it, or the call acts up to half a second later, as that of a
 worker that was stopped and goes on. Each time its worker counts as lost, and joins again. Weights
