@@ -293,7 +293,7 @@ def test_processes_keep_freed_memory_unless_told_otherwise(monkeypatch, tmp_path
     script.touch()
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
     monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    options = launch._parse(["--workers", "1", str(script)])
+    options = launch.parse(["--workers", "1", str(script)])
     chief, servers = launch._tasks(options, ["h:1", "h:2", "h:3"])
     for task in (chief, *servers):
         assert task.environment["MALLOC_TRIM_THRESHOLD_"] == "4096"
@@ -305,7 +305,7 @@ def test_workers_share_gpus_and_cores(monkeypatch, tmp_path):
     script.touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     monkeypatch.setattr(launch, "_cores", lambda: 7)
-    options = launch._parse(["--workers", "3", "--ps", "2", str(script), "--lr", "1"])
+    options = launch.parse(["--workers", "3", "--ps", "2", str(script), "--lr", "1"])
     chief, servers = launch._tasks(options, [f"h:{n}" for n in range(6)])
     assert chief.command == [str(script), "--lr", "1"]
     assert "CUDA_VISIBLE_DEVICES" not in chief.environment

@@ -149,7 +149,7 @@ def command(*arguments, **variables):
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), environment(**variables):
-            return launch._parse(arguments)
+            return launch.parse(arguments)
     except SystemExit as error:
         if error.code != 2:
             raise

@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 
 import tf_dsgd
 from tests import helpers
+from tests.faults import fail_at
 from tf_dsgd import algorithm
+from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer
+from tf_dsgd.strategies.base import DistributedStrategy
 
 STRATEGIES = {
     "downpour": tf_dsgd.DownpourStrategy,
@@ -149,3 +152,34 @@ def test_nobody_waits_until_late_workers_have_caught_up():
     # At a rate of one message in three none of the three waits: 10 + 10, 10, 10, or one off.
     counts = np.bincount(order)
     assert 19 <= counts[0] <= 21 and 9 <= counts[1] <= 11 and 9 <= counts[2] <= 11
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeverWaiting(algorithm.ExchangeRule):
+    """Lets nobody begin after three messages, as a rule of somebody's own might by mistake."""
+
+    def may_start(self, clock, slowest):
+        return clock < 3
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        lambda: tf_dsgd.LocalCluster(2),
+        lambda: tf_dsgd.SimulatedCluster(2),
+        lambda: tf_dsgd.SimulatedCluster(2, faults=[fail_at(1, step=1)]),
+    ],
+    ids=["threads", "simulator", "faults"],
+)
+def test_workers_that_all_wait_for_one_another_end_training_with_an_error(cluster, monkeypatch):
+    monkeypatch.setattr("tf_dsgd.engine.threads._STALLED_SECONDS", 2.0)
+    rules = algorithm.Algorithm(AccrueGradient(), ForeverWaiting(), CompiledOptimizer())
+    strategy = DistributedStrategy(cluster(), rules)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(0.0))
+    x, y = helpers.ones(40)
+    with pytest.raises(RuntimeError, match="no worker may begin") as raised:
+        model.fit(x, y, batch_size=2, verbose=0)
+    assert "worker 0 has sent 3 messages" in str(raised.value)
+    assert "ForeverWaiting" in str(raised.value)
+    assert strategy.ledger().applied == strategy.ledger().sent

@@ -100,6 +100,14 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
     def _renewed(self, worker: WorkerState) -> None:
         """Called when all variables of a worker are new."""
 
+    def _here(self) -> Any:
+        """Within, tensors are made by this process, and travel with the call that takes them.
+
+        TensorFlow makes a constant on another task by a call of its own, and holds Python's lock
+        until it is answered: nobody here would do anything for as long as that task is stopped.
+        """
+        return tf.device(self._connection.host_device)
+
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         try:
@@ -210,7 +218,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             # if this is the incarnation in whose name it was sent.
             self.store.incarnations[m] = incarnation = self.store.incarnations[m] + 1
             self._lateness.has_computed(m)
-        with tf.device(self._connection.host_device):
+        with self._here():
             last = [
                 int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))
                 for shard in self.shards
@@ -307,7 +315,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
 
     def _welcome(self, m: int) -> None:
         try:
-            with tf.device(self._connection.host_device):
+            with self._here():
                 self.store.renew(m, self.store.incarnations[m], self._unapplied.applied[m])
         except tf.errors.OpError as error:
             self._say_gone_again(m, error)

@@ -209,6 +209,19 @@ class Engine(abc.ABC):
         may_start, clock = self.exchange.may_start, worker.clock + sending
         return may_start(clock, 0) or may_start(clock, self._slowest(clock, but=worker))
 
+    def _nobody_begins(self, waiting: Sequence[WorkerState]) -> RuntimeError:
+        """The error that it is where these wait for one another, and mini-batches are left."""
+        standing = "; ".join(
+            f"worker {w.index} has sent {w.clock} messages since the last drain and has "
+            f"{w.unsent} mini-batches unsent"
+            for w in waiting
+        )
+        return RuntimeError(
+            f"Mini-batches are left, and no worker may begin: {standing}. Each waits for another, "
+            f"by may_start of {type(self.exchange).__name__}. If that is a rule of tf_dsgd, please "
+            "report it."
+        )
+
     def _taken(self, worker: WorkerState, steps: int) -> None:
         slowest = self._slowest() if self._late else 0
         self.handed_out += steps

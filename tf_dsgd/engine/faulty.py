@@ -120,6 +120,10 @@ class FaultySimulatorEngine(LosesWorkers, SimulatorEngine):
             self._next_event()
             super()._advance(flushing)
 
+    def _nobody_has_a_turn(self) -> None:
+        if not self._events and len(self._lost) < self.num_workers:
+            super()._nobody_has_a_turn()
+
     def _check_somebody_comes_back(self) -> None:
         left = self._available + sum(len(part) for cut in self._cut_off for part in cut.held)
         if not self._events:

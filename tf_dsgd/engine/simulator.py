@@ -154,6 +154,8 @@ class SimulatorEngine(Engine):
                     if not taken:
                         break
                     let_interrupts_through()
+                if flushing and self._available and not self._turns:
+                    self._nobody_has_a_turn()
         except BaseException as error:
             self._take_in()
             turns, self._turns = sorted(self._turns), []
@@ -165,6 +167,10 @@ class SimulatorEngine(Engine):
                 error.add_note(f"Raised on worker {worker.index}.")
             self._discard(None if worker is None else worker.index)
             raise
+
+    def _nobody_has_a_turn(self) -> None:
+        """Called at a drain where batches are left and all workers are blocked."""
+        raise self._nobody_begins(self._blocked)
 
     def _next_turn(self, flushing: bool) -> bool:
         """Takes the earliest turn; False if it needs a batch that was not handed out yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from tf_dsgd.engine.timing import moment
 _IDLE_SECONDS = 30.0
 # How often a waiting main thread looks whether the workers are still alive.
 _LOOK_SECONDS = 1.0
+# For how long no worker may begin, with work left, until that is taken for a defect.
+_STALLED_SECONDS = 10.0
 # At exit, how long to wait for the rounds under way.
 _CLOSE_SECONDS = 5.0
 
@@ -46,8 +49,12 @@ class ThreadsEngine(Engine):
         """Whether it depends on other workers who may begin."""
         self._available = 0
         self._busy: set[int] = set()
+        self._waiting: set[int] = set()
+        """Workers whose threads wait for batches, or until their rule lets them begin."""
+        self._stalled: tuple[float, Any] | None = None
+        """Since when all of them have waited, and where they stood."""
         self._flushing = False
-        self._error: tuple[int, BaseException] | None = None
+        self._error: tuple[int | None, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
         self._closing = False
         atexit.register(_close, weakref.ref(self))
@@ -102,7 +109,22 @@ class ThreadsEngine(Engine):
                     lambda: self._error is not None or condition(), _LOOK_SECONDS
                 ):
                     return
+                self._check_not_stalled()
             self._look()
+
+    def _check_not_stalled(self) -> None:
+        """Ends a wait in which all workers wait for one another, which nothing else would end."""
+        standing = [(w.clock, w.unsent, self._limit(w)) for w in self.workers]
+        if not self._unfinished() or not self._threads or self._threads.keys() - self._waiting:
+            self._stalled = None
+            return
+        now = time.monotonic()
+        if self._stalled is None or self._stalled[1] != standing:
+            self._stalled = now, standing
+        elif now - self._stalled[0] > _STALLED_SECONDS:
+            self._stalled = None
+            stalled = self._nobody_begins([self.workers[m] for m in sorted(self._threads)])
+            self._error = self._error or (None, stalled)
 
     def _look(self) -> None:
         """Looks after the workers; called by the main thread while it waits."""
@@ -243,7 +265,10 @@ class ThreadsEngine(Engine):
                     return True
                 if self._has_all(worker):
                     break
-                if not self._idle.wait(_IDLE_SECONDS) and not worker.unsent:
+                self._waiting.add(worker.index)
+                woken = self._idle.wait(_IDLE_SECONDS)
+                self._waiting.discard(worker.index)
+                if not woken and not worker.unsent:
                     return False
             if self._error is not None or self._closing:
                 return False

@@ -198,7 +198,7 @@ class Progress:
         """The worker's iterator at a segment's first batch; call it on the worker's device."""
         held = self._iterators.get(worker)
         if held is None or held[:3] != (incarnation, segment.pipeline, segment.start):
-            with tf.device(None):  # see ClusterEngine._here
+            with tf.device(None):  # see AttendedEngine._here
                 start = tf.constant(segment.start, tf.int64)
             handle = self._makers[segment.pipeline](start)
         else:
