@@ -7,6 +7,7 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -157,10 +158,10 @@ class BoundFunction:
 
 @contextlib.contextmanager
 def method_replaced(target: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Lets one *object* answer `target.name(...)` with `replacement` while a step is traced.
+    """Within, one *object* answers `target.name(...)` with `replacement`.
 
-    No class of Keras is changed. The entry is made in the object's own dictionary, past Keras's
-    attribute tracking, and removed at the end.
+    No class of Keras or TensorFlow is changed. The entry is made in the object's own dictionary,
+    past Keras's attribute tracking, and removed at the end.
     """
     target.__dict__[name] = replacement
     try:
@@ -325,7 +326,22 @@ def own_address() -> str:
     return str(tasks[server_def.task_index])
 
 
-def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:
+@contextlib.contextmanager
+def keeping_alive(seconds: int) -> Iterator[None]:
+    """Within, `tf.config.experimental_connect_to_cluster` asks tasks twice in so many seconds.
+
+    They free what is this process's when it has not asked for so long. It takes no argument for
+    that; `Context.set_server_def`, which it calls, does. TF 2.21.
+    """
+    context = _context.context()
+    connect = functools.partial(context.set_server_def, keep_alive_secs=seconds)
+    with method_replaced(context, "set_server_def", connect):
+        yield
+
+
+def change_tasks(
+    job: str, joining: Mapping[int, str], absent: Iterable[int], keep_alive_seconds: int
+) -> None:
     """Adds tasks to the cluster this process is connected to, or meets their new incarnations.
 
     Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
@@ -334,6 +350,7 @@ def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = (
         job: of all of them.
         joining: the address of each that is added.
         absent: those that leave.
+        keep_alive_seconds: as in `keeping_alive`.
 
     `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
     `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
@@ -344,7 +361,7 @@ def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = (
         tasks.pop(other, None)
     for index, address in joining.items():
         tasks[index] = address
-    _context.context().update_server_def(server_def)
+    _context.context().update_server_def(server_def, keep_alive_secs=keep_alive_seconds)
 
 
 def keep_functions() -> None:

@@ -224,7 +224,9 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            self._connected = connect(self._tasks, self._connect_timeout, self._used)
+            self._connected = connect(
+                self._tasks, self._connect_timeout, self._worker_timeout, self._used
+            )
         return self._connected
 
     def configure(self, used: bool = False) -> None:

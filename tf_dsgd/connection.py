@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, listening, probing, tasks
+from tf_dsgd import _tf, channels, listening, probing, tasks
 
 _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there yet
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
@@ -31,10 +32,17 @@ class Connection:
     Args:
         cluster: the tasks.
         timeout_seconds: how long to wait for every ps and one worker.
+        silent_seconds: how long a task may not answer until calls to it end with an error.
         used: whether TensorFlow had to be used before.
     """
 
-    def __init__(self, cluster: tasks.Tasks, timeout_seconds: float, used: bool = False):
+    def __init__(
+        self,
+        cluster: tasks.Tasks,
+        timeout_seconds: float,
+        silent_seconds: float,
+        used: bool = False,
+    ):
         self.tasks = cluster
         self._used = used
         self.workers = sorted(cluster.workers)
@@ -54,6 +62,7 @@ class Connection:
         """Of these, those that failed after they had joined."""
         self._join: _Join | None = None
         """One that is under way, or whose end nobody has looked at."""
+        channels.configure(silent_seconds)
         self._connect(here)
         for job, index in dict.fromkeys(
             [*cluster.of_shards, *(("worker", i) for i in sorted(here))]
@@ -121,14 +130,16 @@ class Connection:
     def _is_present(self, m: int) -> bool:
         if not self.worker_listens(m):
             return False
-        index = self.workers[m]
+        device = _device("worker", self.workers[m])
+        if self.workers[m] in self._known:
+            with contextlib.suppress(tf.errors.OpError):  # another process than the one that was
+                tasks.remote_version(device)
+                return True
         try:
-            if index not in self._known:
-                return self.join(m, _FIRST_JOIN_SECONDS)
-            tasks.remote_version(_device("worker", index))
-        except tf.errors.OpError:  # another process than the one that was there
             return self.worker_listens(m) and self.join(m, _FIRST_JOIN_SECONDS)
-        return True
+        except tf.errors.OpError:  # it is gone again, and may come later
+            self.estrange(m)
+            return False
 
     def join(self, m: int, seconds: float) -> bool:
         """Adds worker number m, which came or came back, and listens; whether that is done.
@@ -165,11 +176,14 @@ class Connection:
         if index in self._estranged & self._known:
             # TensorFlow keeps what it knows of a process, and may not have told it of all functions
             # when it found that it had lost its connection as another worker joined (TF 2.21).
-            _tf.change_tasks("worker", {}, absent | {index})
+            self._change({}, absent | {index})
             self._estranged.discard(index)
-        _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
+        self._change({index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
+
+    def _change(self, joining: dict[int, str], absent: set[int]) -> None:
+        _tf.change_tasks("worker", joining, absent, channels.KEEP_ALIVE_SECONDS)
 
     # -- connecting -------------------------------------------------------------------------
 
@@ -228,12 +242,13 @@ class Connection:
             filters.set_device_filters("worker", index, [seen, "/job:chief"])
         for index in self.tasks.ps:
             filters.set_device_filters("ps", index, ["/job:worker", "/job:chief"])
-        tf.config.experimental_connect_to_cluster(
-            self.tasks.cluster_spec(present),
-            job_name="chief",
-            protocol="grpc",
-            cluster_device_filters=filters,
-        )
+        with _tf.keeping_alive(channels.KEEP_ALIVE_SECONDS):
+            tf.config.experimental_connect_to_cluster(
+                self.tasks.cluster_spec(present),
+                job_name="chief",
+                protocol="grpc",
+                cluster_device_filters=filters,
+            )
         tf.config.list_logical_devices()  # opens them, and with them this process's server
         listening.keep_to(_tf.own_address())
 
@@ -286,7 +301,9 @@ class UnequalVersions(RuntimeError):
 _connection: Connection | None = None
 
 
-def connect(cluster: tasks.Tasks, timeout_seconds: float, used: bool = False) -> Connection:
+def connect(
+    cluster: tasks.Tasks, timeout_seconds: float, silent_seconds: float, used: bool = False
+) -> Connection:
     """The connection to a cluster; there is one per process. The arguments are `Connection`'s.
 
     Raises:
@@ -296,7 +313,7 @@ def connect(cluster: tasks.Tasks, timeout_seconds: float, used: bool = False) ->
     """
     global _connection
     if _connection is None:
-        _connection = Connection(cluster, timeout_seconds, used)
+        _connection = Connection(cluster, timeout_seconds, silent_seconds, used)
     elif _connection.tasks.jobs != cluster.jobs:
         raise RuntimeError(
             "This process is connected to another cluster, and TensorFlow allows one per process. "

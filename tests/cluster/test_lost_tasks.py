@@ -112,12 +112,17 @@ def test_a_worker_that_is_stopped_counts_as_lost_and_joins_when_it_goes_on(push_
     assert "has not answered for 5 s and counts as lost" in run.text
 
 
+@pytest.mark.parametrize("how", [(), ("stopped",)], ids=["killed", "stopped"])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_is_lost_while_the_step_is_traced(lost):
-    """The other one alone, with periods of 1, is plain Keras; its functions touch one variable."""
+def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
+    """The other one alone, with periods of 1, is plain Keras; its functions touch one variable.
+
+    TensorFlow holds Python's lock until all tasks have answered that they know a new function: one
+    that is stopped is found by gRPC, and until it is no thread of Python runs.
+    """
     script = str(SCRIPTS / "lost_in_trace.py")
     options = (*FILE, "--workers", "2", "--ps", "2")
-    with processes.started(*options, script, str(lost)) as process:
+    with processes.started(*options, script, *how, str(lost)) as process:
         steps, weights, logs = said(process, "DONE").split()[1:]
         assert int(steps) == 60, log(process)
         assert float(weights) < 1e-6 and float(logs) < 1e-4, log(process)
@@ -172,6 +177,17 @@ def test_a_worker_that_was_replaced_before_anybody_noticed():
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert lost == [False, True]
     assert incarnations == [1, 1] and steps == expected
+
+
+def test_two_are_killed_as_the_third_is_stopped():
+    """TensorFlow waits for that one as the others leave its cluster; they must not."""
+    options = ("--workers", "3", "--ps", "2", "--restart_workers", "9")
+    script = str(SCRIPTS / "all_struck_at_once.py")
+    with processes.started(*FILE, *options, script) as process:
+        held_nobody, counted, expected = report(process, "RESULT", 200.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert held_nobody, log(process)
+    assert counted == [expected] * 3
 
 
 def test_workers_are_lost_while_nothing_trains():

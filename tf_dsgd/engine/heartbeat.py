@@ -1,9 +1,10 @@
 """Notices tasks that do not answer: stopped, or behind a network that swallows packets.
 
-TensorFlow's calls to such a task wait without end: its gRPC channels have no keepalive, and TF 2.21
-no setting for one. So the chief asks all tasks now and then, and when one has not answered for
-long, closes its own connections to it. Whatever waits for that task then ends with the error of a
-lost one, in whichever thread.
+gRPC's own pings (`tf_dsgd.channels`) find those of which somebody waits for the answer to a call
+that has just begun. A round may be longer, and a ps be needed by workers and not by the chief. So
+the chief asks all tasks now and then, and when one has not answered for long, closes its own
+connections to it. Whatever waits for that task then ends with the error of a lost one, in whichever
+thread.
 """
 
 from __future__ import annotations

@@ -176,6 +176,26 @@ def test_a_worker_that_failed_as_it_joined_joins_as_a_new_one():
     helpers.assert_ledger_balances(strategy)
 
 
+def test_workers_that_are_there_have_longer_to_join_than_those_that_are_not(monkeypatch):
+    """A join may take longer than the timeout: TensorFlow waits in it for all others."""
+    strategy, model = trained(
+        lambda: keras.optimizers.SGD(0.001), cluster=tf_dsgd.TFCluster(worker_timeout_seconds=1)
+    )
+    engine, join = strategy.engine, strategy.engine._connection.join
+    for worker in engine.workers:
+        engine._lose(worker)
+    refused = []
+
+    def join_late(*arguments):
+        refused.append(time.monotonic())
+        return refused[-1] > refused[0] + 2.5 and join(*arguments)
+
+    monkeypatch.setattr(engine._connection, "join", join_late)
+    model.fit(np.zeros((64, 20), "float32"), np.zeros((64, 1)), batch_size=8, verbose=0)
+    assert len(refused) > 2
+    helpers.assert_ledger_balances(strategy)
+
+
 def test_a_checkpoint_of_another_number_of_shards_is_refused():
     strategy, _ = trained(lambda: keras.optimizers.SGD(0.001))
     state = strategy.state()

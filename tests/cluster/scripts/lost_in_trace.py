@@ -1,7 +1,8 @@
 """Workers are lost while `fit` builds its functions, or just before.
 
-Usage: lost_in_trace.py 0 1   (the workers to kill while the step is traced, if any)
-       lost_in_trace.py all   (every worker, before `fit`)
+Usage: lost_in_trace.py 0 1      (the workers to kill while the step is traced)
+       lost_in_trace.py stopped 1 (the same, to stop)
+       lost_in_trace.py all       (every worker, before `fit`)
 
 Prints how far the weights, and the history, are from plain Keras's.
 """
@@ -15,6 +16,10 @@ import tensorflow as tf
 from witness import worker_processes
 
 import tf_dsgd
+from tests import faults
+
+STOPPED_SECONDS = 120.0
+STOPPED = []
 
 
 def kill(victims):
@@ -25,10 +30,19 @@ def kill(victims):
     assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
+def stop(victims):
+    for m in victims:
+        process = worker_processes()[m]
+        going_on = faults.goes_on_after(process.pid, STOPPED_SECONDS)
+        process.suspend()
+        STOPPED.append((process, going_on))
+
+
 class Count(keras.metrics.Metric):
     """Counts examples; its variable is used where the step's forward pass has ended."""
 
     victims = ()
+    strike = staticmethod(kill)
     calls = 0
 
     def __init__(self):
@@ -38,7 +52,7 @@ class Count(keras.metrics.Metric):
     def update_state(self, y_true, y_pred, sample_weight=None):
         Count.calls += 1
         if Count.calls == 2:  # the first is Keras's symbolic build, which uses no variable
-            kill(Count.victims)
+            Count.strike(Count.victims)
         self.count.assign_add(tf.cast(tf.shape(y_pred)[0], tf.float32))
 
     def result(self):
@@ -63,12 +77,20 @@ def train(strategy, victims=(), before_fit=()):
 
 
 if __name__ == "__main__":
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(worker_timeout_seconds=40))
-    everyone = sys.argv[1:] == ["all"]
-    if everyone:
-        ours, history = train(strategy, before_fit=range(strategy.num_workers))
-    else:
-        ours, history = train(strategy, victims=[int(m) for m in sys.argv[1:]])
+    how, *victims = sys.argv[1:]
+    if how == "stopped":
+        Count.strike = staticmethod(stop)
+    elif how != "all":
+        victims = sys.argv[1:]
+    seconds = 5 if how == "stopped" else 40
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(worker_timeout_seconds=seconds))
+    before = range(strategy.num_workers) if how == "all" else ()
+    ours, history = train(strategy, [int(m) for m in victims], before)
+    for process, going_on in STOPPED:
+        assert process.status() == psutil.STATUS_STOPPED, "held until it went on"
+        process.resume()
+        going_on.terminate()
+        going_on.wait(timeout=10.0)
     theirs, expected = train(tf.distribute.get_strategy())
     difference = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     logs = max(float(np.abs(np.subtract(history[k], expected[k])).max()) for k in expected)

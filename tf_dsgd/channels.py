@@ -1,0 +1,42 @@
+"""By what this process's gRPC channels tell that a task does not answer: pings, and for how long.
+
+TensorFlow's calls to a task that is stopped wait without end. Where it tells all tasks of a new
+function, or of one that is freed, it holds Python's lock meanwhile: no thread of Python runs then,
+not the one that asks tasks whether they are there (`engine.heartbeat`), and not Ctrl-C. gRPC pings
+from threads of its own, and ends what waits for a task that does not answer a ping.
+
+A server of TensorFlow takes pings for an attack that come without calls to answer between them: at
+the fourth it closes the connection (gRPC's gRFC A8, whose limits TF 2.21 does not let one set). A
+client sends one ping after each call, and from then on one a minute. A worker may take longer than
+that for a round; so TensorFlow's own question whether tasks keep this chief's context is put more
+often than each third minute, by which the count begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+
+_OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
+_MOST_MS = (1 << 31) - 1
+# gRPC's own, for a connection to be made.
+_CONNECT_SECONDS = 20.0
+# For so long a task keeps the context of a chief that does not say anything; TensorFlow's chief
+# says something each half of it. TensorFlow's own is 600.
+KEEP_ALIVE_SECONDS = 350
+
+
+def configure(timeout_seconds: float) -> None:
+    """Has calls to a task that does not answer end with an error within about `timeout_seconds`.
+
+    For channels that are made from now on, and none was: TensorFlow reads this once. Leaves it to
+    the user where the environment variable TF_GRPC_DEFAULT_OPTIONS is set.
+    """
+    quarter = timeout_seconds / 4
+    options = {
+        "grpc.keepalive_time_ms": quarter,
+        "grpc.keepalive_timeout_ms": 3 * quarter,
+        "grpc.http2.ping_timeout_ms": 3 * quarter,  # of pings that measure how fast data come
+        "grpc.min_reconnect_backoff_ms": min(max(quarter, 1.0), _CONNECT_SECONDS),
+    }
+    told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]
+    os.environ.setdefault(_OPTIONS, ",".join([*told, "grpc.http2.max_pings_without_data=1"]))
