@@ -1,11 +1,12 @@
 """How the chief adds workers that come, without TensorFlow."""
 
+import os
 import threading
 
 import pytest
 import tensorflow as tf
 
-from tf_dsgd import probing, tasks
+from tf_dsgd import channels, probing, tasks
 from tf_dsgd.connection import Connection
 
 
@@ -53,3 +54,35 @@ def test_one_that_does_not_answer_is_not_added(connection):
     connection.answering = False
     assert not connection.join(1, 30.0)
     assert connection.added == []
+
+
+def test_one_that_is_gone_again_as_a_strategy_is_made_is_not_there(connection, monkeypatch):
+    monkeypatch.setattr(probing, "reachable", lambda address, seconds: True)
+    monkeypatch.setattr(tasks, "remote_version", lambda device: "1.0")
+    connection._known, connection._estranged, connection.mute = {0}, set(), set()
+    connection.error = tf.errors.UnavailableError(None, None, "gone")
+    connection.go_on.set()
+    assert connection.present() == [True, False]
+    connection.error = None
+    assert connection.present() == [True, True]
+
+
+def test_pings_of_channels(monkeypatch):
+    """A quarter until one is sent, and three until it counts; gRPC's numbers are 32 bits long."""
+    monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")  # as it was, when this test has ended
+    monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
+    channels.configure(8.0)
+    told = dict(option.split("=") for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","))
+    assert told == {
+        "grpc.keepalive_time_ms": "2000",
+        "grpc.keepalive_timeout_ms": "6000",
+        "grpc.http2.ping_timeout_ms": "6000",
+        "grpc.min_reconnect_backoff_ms": "2000",
+        "grpc.http2.max_pings_without_data": "1",
+    }
+    channels.configure(1.0)  # TensorFlow reads it once
+    assert "grpc.keepalive_time_ms=2000," in os.environ["TF_GRPC_DEFAULT_OPTIONS"]
+    monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
+    channels.configure(9e8)
+    for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","):
+        assert 1 <= int(option.split("=")[1]) < 2**31
