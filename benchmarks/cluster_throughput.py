@@ -25,7 +25,6 @@ from collections.abc import Callable
 import runs
 
 PROGRAM = "cluster_contenders.py"
-LAUNCHER = str(runs.HERE.parent / "tf_dsgd" / "launch.py")
 SPMD = ("--workers", "2", "--spmd")
 TIMEOUT_SECONDS = 600.0
 
@@ -57,7 +56,7 @@ class Contender:
 
     def command(self) -> list[str]:
         # The file itself, which needs nothing of the package: peers may be launched, too.
-        launcher = ["-P", LAUNCHER, *self.launch] if self.launch else []
+        launcher = ["-m", "tf_dsgd.launch", *self.launch] if self.launch else []
         return [self.python, *launcher, str(runs.HERE / self.program), json.dumps(self.spec)]
 
     def run(self) -> dict:

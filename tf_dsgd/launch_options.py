@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tf_dsgd import listening
+
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The launcher's options, checked; a wrong one ends the program with what is wrong."""
@@ -77,6 +79,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             'start another one here. Run the script itself: "python train.py"; or unset TF_CONFIG. '
             f"Received: {os.environ['TF_CONFIG']!r}"
         )
+    try:
+        listening.everywhere()
+    except ValueError as error:
+        parser.error(str(error))
     if not options.module and not _is_program(options.script):
         parser.error(f"there is no file {options.script!r}; for a module write -m {options.script}")
     if options.module and not _is_module(options.script):

@@ -14,8 +14,6 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")
 CONNECT = str(SCRIPTS / "connect.py")
 MODULE = ("-m", "tf_dsgd.launch")
-# The same program without the package around it, whose import of TensorFlow takes seconds.
-FILE = ("-P", str(processes.helpers.ROOT / "tf_dsgd/launch.py"))
 ROLE = re.compile(r"tf_dsgd \S+: ((?:worker|ps) \d) of \d at (127\.0\.0\.1:\d+) \(pid (\d+)\)")
 BATCH = 4  # of the scripts
 SEED = int(os.environ.get("TF_DSGD_KILL_SEED", "0"))  # another one kills at other moments
@@ -24,8 +22,8 @@ SEED = int(os.environ.get("TF_DSGD_KILL_SEED", "0"))  # another one kills at oth
 NOISE = re.compile(r"WARNING: All log messages before|[IWE]\d{4} |^To enable the following")
 
 
-def launched(*options, script=TRAIN, program=FILE, **arguments):
-    return processes.started(*program, *options, script, json.dumps(arguments))
+def launched(*options, script=TRAIN, **arguments):
+    return processes.started(*MODULE, *options, script, json.dumps(arguments))
 
 
 def log(process):

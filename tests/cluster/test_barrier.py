@@ -7,14 +7,14 @@ import time
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.observing import FILE, SCRIPTS, SEED, exit_of, log, report, roles, said
+from tests.cluster.observing import MODULE, SCRIPTS, SEED, exit_of, log, report, roles, said
 
 STEPS, EVERY, WORKERS = 300, 3, 3
 
 
 @pytest.mark.parametrize("run", range(int(os.environ.get("TF_DSGD_REPEAT", "1"))))
 def test_nobody_waits_for_a_worker_that_was_killed(run):
-    options = (*FILE, "--workers", str(WORKERS), "--ps", "2", "--restart_workers", "9")
+    options = (*MODULE, "--workers", str(WORKERS), "--ps", "2", "--restart_workers", "9")
     with processes.started(*options, str(SCRIPTS / "barrier.py"), str(SEED + run)) as process:
         got = report(process, "RESULT", 240.0)
         assert exit_of(process, 90.0)[0] == 0, log(process)
@@ -35,7 +35,7 @@ def test_nobody_waits_for_a_worker_that_was_killed(run):
 @pytest.mark.parametrize("strategy", ["averaging", "bounded"])
 def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
     """Nobody waits until it counts as lost, and what it sends when it goes on is refused."""
-    options = (*FILE, "--workers", "3", "--ps", "2")
+    options = (*MODULE, "--workers", "3", "--ps", "2")
     with processes.started(*options, str(SCRIPTS / "late.py"), strategy) as process:
         seconds, reasons = report(process, "DONE", 180.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
@@ -45,7 +45,7 @@ def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
 
 
 def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
-    options = (*FILE, "--workers", "2", "--ps", "0")
+    options = (*MODULE, "--workers", "2", "--ps", "0")
     with processes.started(*options, str(SCRIPTS / "no_ps.py")) as process:
         address, pid = roles(process, 2)["worker 1"]
         said(process, "TRAINING")
@@ -61,7 +61,7 @@ def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
 def test_nobody_waits_as_a_late_worker_counts_as_lost():
     """Workers' threads, which end with an epoch, once waited 20 s for its variables to be freed."""
     options = ("--workers", "3", "--ps", "1")
-    with processes.started(*FILE, *options, str(SCRIPTS / "late_then_lost.py")) as process:
+    with processes.started(*MODULE, *options, str(SCRIPTS / "late_then_lost.py")) as process:
         longest, lost, steps, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 90.0)[0] == 0, log(process)
     assert lost and steps == expected

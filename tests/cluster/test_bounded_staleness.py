@@ -9,7 +9,7 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import (
     BATCH,
-    FILE,
+    MODULE,
     SCRIPTS,
     SEED,
     exit_of,
@@ -48,7 +48,7 @@ def test_a_worker_that_stands_still_is_waited_for_until_it_is_lost():
     """A clock is a worker's number of messages, here of mini-batches: all in one epoch."""
     options = json.dumps({"max_staleness": BOUND, "seed": SEED})
     script = str(SCRIPTS / "bounded.py")
-    launch = (*FILE, "--workers", "3", "--ps", "1", "--restart_workers", "9")
+    launch = (*MODULE, "--workers", "3", "--ps", "1", "--restart_workers", "9")
     with processes.started(*launch, script, options) as process:
         pid = roles(process, 4)["worker 2"][1]
         until(process, lambda now: min(now) > 0)

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.observing import FILE, SCRIPTS, SEED, exit_of, log, report
+from tests.cluster.observing import MODULE, SCRIPTS, SEED, exit_of, log, report
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
 SECONDS = 240.0  # a quiet machine takes 15
@@ -40,7 +40,7 @@ def test_nothing_is_lost_or_done_twice(options):
     seed = SEED or time.time_ns() % 10_000
     script = str(SCRIPTS / "failing_calls.py")
     options = json.dumps(options | {"seed": seed, "seconds": SECONDS / 2})
-    with processes.started(*FILE, "--workers", "3", "--ps", "2", script, options) as process:
+    with processes.started(*MODULE, "--workers", "3", "--ps", "2", script, options) as process:
         try:
             result = report(process, "RESULT", SECONDS)
         except AssertionError as error:

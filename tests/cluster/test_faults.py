@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.observing import FILE, SCRIPTS, exit_of, log, report
+from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report
 from tests.conformance import registry
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ SECONDS = 150.0  # of one configuration; a quiet machine takes 15
 
 def chief(asked, workers):
     options = ("--workers", str(workers), "--ps", "2", "--restart_workers", "99")
-    return processes.started(*FILE, *options, SCRIPT, json.dumps(asked))
+    return processes.started(*MODULE, *options, SCRIPT, json.dumps(asked))
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -84,7 +84,7 @@ def test_a_worker_lost_before_it_has_drawn_what_it_took(learns):
     """Others draw it. That each example was used once an epoch is asserted by the script."""
     options = ("--workers", "2", "--ps", "2", "--restart_workers", "9")
     script = str(SCRIPTS / "lost_as_it_draws.py")
-    with processes.started(*FILE, *options, script, learns) as process:
+    with processes.started(*MODULE, *options, script, learns) as process:
         steps = report(process, "RESULT", processes.START_SECONDS + SECONDS)
         assert exit_of(process, 90.0)[0] == 0, log(process)
     assert sum(steps) == 1200 and min(steps) > 0

@@ -10,11 +10,8 @@ import sys
 import pytest
 
 from tests.cluster import processes
+from tests.cluster.observing import MODULE
 from tf_dsgd import launch
-
-MODULE = ("-m", "tf_dsgd.launch")
-# The same program without the package around it, whose import of TensorFlow takes seconds.
-FILE = ("-P", str(processes.helpers.ROOT / "tf_dsgd/launch.py"))
 
 # The scripts do without TensorFlow, to be quick. They end when the test closes their input.
 TALK = """
@@ -65,10 +62,10 @@ sys.stdin.read()
 ROLE = re.compile(r"tf_dsgd \S+: (worker \d of \d|ps \d of \d) at (127\.0\.0\.1:\d+) \(pid (\d+)\)")
 
 
-def launched(tmp_path, script, *options, arguments=(), program=FILE):
+def launched(tmp_path, script, *options, arguments=()):
     path = tmp_path / "train.py"
     path.write_text(script)
-    return processes.started(*program, *options, str(path), *arguments)
+    return processes.started(*MODULE, *options, str(path), *arguments)
 
 
 def roles(process, count):
@@ -86,7 +83,7 @@ def roles(process, count):
 def test_the_script_is_chief_and_lost_tasks_are_named(tmp_path):
     options = ("--workers", "2", "--ps", "1", "--threads_per_worker", "3", "--restart_workers", "1")
     own = ["--workers", "9", "-m", "x y"]
-    with launched(tmp_path, TALK, *options, arguments=own, program=MODULE) as process:
+    with launched(tmp_path, TALK, *options, arguments=own) as process:
         arguments, config, growth = json.loads(process.line_with("SCRIPT").removeprefix("SCRIPT"))
         assert arguments == own
         assert config["task"] == {"type": "chief", "index": 0}
@@ -145,7 +142,7 @@ def test_a_signal_reaches_the_script_and_ends_all(tmp_path, script, number, code
 def test_ctrl_c_in_a_terminal_reaches_the_script_once(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(IN_A_TERMINAL)
-    program = (sys.executable, *FILE, "--workers", "1", str(path))
+    program = (sys.executable, *MODULE, "--workers", "1", str(path))
     with processes.started("-c", TERMINAL, *program) as process:
         # Keras draws its progress bar; a script that reads ends instead of being stopped.
         assert process.line_with("TERMINAL").split() == ["TERMINAL", "True", "True", "['']"]
@@ -199,7 +196,7 @@ def test_a_module_with_a_prefix_and_a_script_that_is_killed(tmp_path):
     (tmp_path / "a_module.py").write_text(KILL_ITSELF)
     path = f"{processes.helpers.ROOT}:{tmp_path}"
     options = ("--workers", "1", "--prefix_chief", "-m", "a_module")
-    with processes.started(*FILE, *options, PYTHONPATH=path) as process:
+    with processes.started(*MODULE, *options, PYTHONPATH=path) as process:
         assert process.wait(60.0)[0] == 128 + signal.SIGKILL
     assert "[chief] to stdout __main__" in process.lines
     assert "[chief] to stderr without an end" in process.lines

@@ -19,7 +19,6 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import (
     BATCH,
-    FILE,
     MODULE,
     SCRIPTS,
     SEED,
@@ -84,7 +83,7 @@ def assert_ledger_balances(fit, got):
 def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
     plan = fits(10 * SEED + 100 * ps, local_rule)
     script = str(SCRIPTS / "witness.py")
-    options = (*FILE, "--workers", "3", "--ps", str(ps), "--restart_workers", "9")
+    options = (*MODULE, "--workers", "3", "--ps", str(ps), "--restart_workers", "9")
     with processes.started(*options, script, json.dumps(plan)) as process:
         for fit in plan:
             got = report(process, "RESULT", 120.0)
@@ -103,7 +102,9 @@ def test_a_worker_that_is_stopped_counts_as_lost_and_joins_when_it_goes_on(push_
     fit = {"push_every": push_every, "fetch_every": fetch_every, "momentum": 1.0}
     fit |= {"kills": ["stop"], "seed": SEED, "steps": 500, "worker_timeout_seconds": 5.0}
     script = str(SCRIPTS / "witness.py")
-    with processes.started(*FILE, "--workers", "3", "--ps", "2", script, json.dumps([fit])) as run:
+    with processes.started(
+        *MODULE, "--workers", "3", "--ps", "2", script, json.dumps([fit])
+    ) as run:
         got = report(run, "RESULT", 240.0)
         assert exit_of(run, 90.0)[0] == 0, log(run)
     assert len(got["killed"]) == 1 and got["came_back"]
@@ -121,7 +122,7 @@ def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
     that is stopped is found by gRPC, and until it is no thread of Python runs.
     """
     script = str(SCRIPTS / "lost_in_trace.py")
-    options = (*FILE, "--workers", "2", "--ps", "2")
+    options = (*MODULE, "--workers", "2", "--ps", "2")
     with processes.started(*options, script, *how, str(lost)) as process:
         steps, weights, logs = said(process, "DONE").split()[1:]
         assert int(steps) == 60, log(process)
@@ -131,7 +132,7 @@ def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
 
 def test_all_workers_are_lost_before_fit_and_come_back():
     script = str(SCRIPTS / "lost_in_trace.py")
-    options = (*FILE, "--workers", "2", "--ps", "1", "--restart_workers", "1")
+    options = (*MODULE, "--workers", "2", "--ps", "1", "--restart_workers", "1")
     with processes.started(*options, script, "all") as process:
         assert int(said(process, "DONE").split()[1]) == 60, log(process)
         assert "no worker is there: waiting" in log(process)
@@ -139,7 +140,7 @@ def test_all_workers_are_lost_before_fit_and_come_back():
 
 def test_training_goes_on_and_the_lost_worker_comes_back():
     options = ("--workers", "2", "--restart_workers", "1")
-    with launched(*options, program=MODULE, steps=2000, epochs=10_000) as process:
+    with launched(*options, steps=2000, epochs=10_000) as process:
         address, pid = roles(process, 3)["worker 1"]
         before = steps_where(process, lambda s: min(s) > 50, processes.START_SECONDS)
         processes.kill(pid)
@@ -161,7 +162,7 @@ def test_training_goes_on_and_the_lost_worker_comes_back():
 def test_one_worker_comes_back_and_another_stays_away():
     """TensorFlow waits for all tasks it knows when one joins: it must not know the absent one."""
     script = str(SCRIPTS / "one_comes_back.py")
-    with processes.started(*FILE, "--workers", "3", "--ps", "1", script) as process:
+    with processes.started(*MODULE, "--workers", "3", "--ps", "1", script) as process:
         came_back, longest, steps, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert came_back and steps == expected
@@ -172,7 +173,7 @@ def test_a_worker_that_was_replaced_before_anybody_noticed():
     """Its errors are about what TensorFlow does not find there, and do not end training."""
     options = ("--workers", "3", "--ps", "1", "--restart_workers", "9")
     script = str(SCRIPTS / "replaced_unnoticed.py")
-    with processes.started(*FILE, *options, script) as process:
+    with processes.started(*MODULE, *options, script) as process:
         lost, incarnations, steps, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert lost == [False, True]
@@ -183,7 +184,7 @@ def test_two_are_killed_as_the_third_is_stopped():
     """TensorFlow waits for that one as the others leave its cluster; they must not."""
     options = ("--workers", "3", "--ps", "2", "--restart_workers", "9")
     script = str(SCRIPTS / "all_struck_at_once.py")
-    with processes.started(*FILE, *options, script) as process:
+    with processes.started(*MODULE, *options, script) as process:
         held_nobody, counted, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert held_nobody, log(process)
@@ -280,7 +281,7 @@ def test_the_only_ps_is_lost_without_a_backup():
     error = process.text[process.text.rindex("RuntimeError") :]
     assert f"ps 0 at {address}" in error
     assert "No checkpoint was written yet; tf_dsgd.callbacks.BackupAndRestore writes them" in error
-    assert "tf_dsgd/launch.py --workers 1 " in error[error.index("To start again: ") :]
+    assert "-m tf_dsgd.launch --workers 1 " in error[error.index("To start again: ") :]
     assert seconds < 30.0
 
 
@@ -304,7 +305,7 @@ def test_a_ps_that_is_stopped_counts_as_lost():
 
 def test_reading_what_a_lost_ps_held_names_it():
     script = str(SCRIPTS / "reads_without_ps.py")
-    with processes.started(*FILE, "--workers", "1", "--ps", "1", script) as process:
+    with processes.started(*MODULE, "--workers", "1", "--ps", "1", script) as process:
         address = roles(process, 2)["ps 0"][0]
         code, _ = exit_of(process, 2 * processes.START_SECONDS)
     assert code == 0, log(process)
@@ -350,7 +351,7 @@ def test_workers_are_killed_in_a_resumed_run():
 
     That each example was applied once an epoch is asserted by the script.
     """
-    options = (*FILE, "--workers", "3", "--ps", "2", "--restart_workers", "9")
+    options = (*MODULE, "--workers", "3", "--ps", "2", "--restart_workers", "9")
     with processes.started(*options, str(SCRIPTS / "resumed.py")) as process:
         assert json.loads(said(process, "DONE").split(maxsplit=1)[1]) == [2, 2000]
         assert exit_of(process, 90.0)[0] == 0, log(process)

@@ -9,10 +9,10 @@ import psutil
 import pytest
 
 from tests.cluster import processes
+from tests.cluster.observing import MODULE
 from tf_dsgd import launch
 
 SCRIPT = str(processes.helpers.ROOT / "tests/cluster/scripts/endless.py")
-FILE = ("-P", str(processes.helpers.ROOT / "tf_dsgd/launch.py"))
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ except KeyboardInterrupt:
 def launched(tmp_path, script, *options, arguments=()):
     path = tmp_path / "train.py"
     path.write_text(script)
-    return processes.started(*FILE, "--spmd", "--prefix_chief", *options, str(path), *arguments)
+    return processes.started(*MODULE, "--spmd", "--prefix_chief", *options, str(path), *arguments)
 
 
 def test_every_worker_runs_the_script(tmp_path):

@@ -175,12 +175,24 @@ def option(name, least):
     )
 
 
+def launched_listening_to(text):
+    return command(*TWO, __file__, TF_DSGD_LISTEN=text)
+
+
 TWO = ("--workers", "2")
 OPTIONS = {"workers", "ps", "spmd", "threads_per_worker", "restart_workers", "prefix_chief"}
 NAMES = st.from_regex(r"[a-z]{2,9}", fullmatch=True)
 FOLDER = Path(__file__).parent
 
 LAUNCHER = [
+    Rule(
+        "the launcher knows what TF_DSGD_LISTEN may be",
+        launched_listening_to,
+        PRINTED.filter(lambda text: text != "everywhere"),
+        ["everywhere", ""],
+        ('TF_DSGD_LISTEN must be "everywhere", or not be set',),
+        error=Refused,
+    ),
     option("--workers", 1),
     option("--ps", 0),
     option("--threads_per_worker", 1),
