@@ -2,6 +2,10 @@
 
     python benchmarks/monitor_cost.py --json benchmarks/results/monitor_cost.json
     python benchmarks/monitor_cost.py --of ledger     # what the shards' books cost, and the audits
+    python benchmarks/monitor_cost.py --of ledger --model deep --periods 1 --examples 64000
+
+The last trains three small layers: what is the same for every model is a larger part of its
+mini-batch, and so is measured better.
 
 The monitor writes lines of JSON every second, and event files if TensorBoard is installed. Beside
 it is a callback that does nothing at each batch: what Keras takes to call one. Every contender runs
@@ -14,6 +18,11 @@ import importlib.util
 
 import fit_throughput
 import runs
+
+MODELS = {
+    "mlp": ("MLP 784-512-512-10", {}),
+    "deep": ("Three layers of 64 units", {"model": "deep", "variables": 6}),
+}
 
 
 def contenders(of: str, period: int, common: dict) -> dict[str, dict]:
@@ -48,6 +57,7 @@ def main() -> None:
     parser.add_argument("--of", choices=["monitor", "ledger"], default="monitor")
     parser.add_argument("--periods", default="20,1")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--model", choices=list(MODELS), default="mlp")
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--epochs", type=int, default=20, help="timed ones, after one that is not")
     parser.add_argument("--examples", type=int, default=12_800)
@@ -63,11 +73,11 @@ def main() -> None:
         "examples": options.examples,
         "epochs": options.epochs,
         "workers": options.workers,
+        **MODELS[options.model][1],
     }
     for period in (int(text) for text in options.periods.split(",")):
-        title = (
-            f"MLP 784-512-512-10, batch 64, {options.workers} local workers, periods of {period}"
-        )
+        name = MODELS[options.model][0]
+        title = f"{name}, batch 64, {options.workers} local workers, periods of {period}"
         results = runs.interleaved(
             fit_throughput.PROGRAM, contenders(options.of, period, common), options.repetitions
         )

@@ -330,18 +330,21 @@ def own_address() -> str:
 def keeping_alive(seconds: int) -> Iterator[None]:
     """Within, `tf.config.experimental_connect_to_cluster` asks tasks twice in so many seconds.
 
-    They free what is this process's when it has not asked for so long. It takes no argument for
-    that; `Context.set_server_def`, which it calls, does. TF 2.21.
+    They free what is this process's when it has not asked for so long. That takes no argument for
+    it: a context that is in use passes the default of `Context.set_server_def`, and one that is not
+    takes a constant of its module when it is. TF 2.21.
     """
-    context = _context.context()
+    context, default = _context.context(), _context._KEEP_ALIVE_SECS
     connect = functools.partial(context.set_server_def, keep_alive_secs=seconds)
-    with method_replaced(context, "set_server_def", connect):
-        yield
+    _context._KEEP_ALIVE_SECS = seconds
+    try:
+        with method_replaced(context, "set_server_def", connect):
+            yield
+    finally:
+        _context._KEEP_ALIVE_SECS = default
 
 
-def change_tasks(
-    job: str, joining: Mapping[int, str], absent: Iterable[int], keep_alive_seconds: int
-) -> None:
+def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:
     """Adds tasks to the cluster this process is connected to, or meets their new incarnations.
 
     Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
@@ -350,7 +353,6 @@ def change_tasks(
         job: of all of them.
         joining: the address of each that is added.
         absent: those that leave.
-        keep_alive_seconds: as in `keeping_alive`.
 
     `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
     `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
@@ -361,7 +363,7 @@ def change_tasks(
         tasks.pop(other, None)
     for index, address in joining.items():
         tasks[index] = address
-    _context.context().update_server_def(server_def, keep_alive_secs=keep_alive_seconds)
+    _context.context().update_server_def(server_def)
 
 
 def keep_functions() -> None:

@@ -176,14 +176,11 @@ class Connection:
         if index in self._estranged & self._known:
             # TensorFlow keeps what it knows of a process, and may not have told it of all functions
             # when it found that it had lost its connection as another worker joined (TF 2.21).
-            self._change({}, absent | {index})
+            _tf.change_tasks("worker", {}, absent | {index})
             self._estranged.discard(index)
-        self._change({index: self.tasks.workers[index]}, absent)
+        _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
-
-    def _change(self, joining: dict[int, str], absent: set[int]) -> None:
-        _tf.change_tasks("worker", joining, absent, channels.KEEP_ALIVE_SECONDS)
 
     # -- connecting -------------------------------------------------------------------------
 
@@ -249,7 +246,7 @@ class Connection:
                 protocol="grpc",
                 cluster_device_filters=filters,
             )
-        tf.config.list_logical_devices()  # opens them, and with them this process's server
+            tf.config.list_logical_devices()  # opens them, and with them this process's server
         listening.keep_to(_tf.own_address())
 
     def _check_version(
