@@ -7,7 +7,6 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -324,24 +323,6 @@ def own_address() -> str:
     server_def = _context.get_server_def()
     tasks = next(j for j in server_def.cluster.job if j.name == server_def.job_name).tasks
     return str(tasks[server_def.task_index])
-
-
-@contextlib.contextmanager
-def keeping_alive(seconds: int) -> Iterator[None]:
-    """Within, `tf.config.experimental_connect_to_cluster` asks tasks twice in so many seconds.
-
-    They free what is this process's when it has not asked for so long. That takes no argument for
-    it: a context that is in use passes the default of `Context.set_server_def`, and one that is not
-    takes a constant of its module when it is. TF 2.21.
-    """
-    context, default = _context.context(), _context._KEEP_ALIVE_SECS
-    connect = functools.partial(context.set_server_def, keep_alive_secs=seconds)
-    _context._KEEP_ALIVE_SECS = seconds
-    try:
-        with method_replaced(context, "set_server_def", connect):
-            yield
-    finally:
-        _context._KEEP_ALIVE_SECS = default
 
 
 def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:

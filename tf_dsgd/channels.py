@@ -5,11 +5,11 @@ function, or of one that is freed, it holds Python's lock meanwhile: no thread o
 not the one that asks tasks whether they are there (`engine.heartbeat`), and not Ctrl-C. gRPC pings
 from threads of its own, and ends what waits for a task that does not answer a ping.
 
-A server of TensorFlow takes pings for an attack that come without calls to answer between them: at
-the fourth it closes the connection (gRPC's gRFC A8, whose limits TF 2.21 does not let one set). A
-client sends one ping after each call, and from then on one a minute. A worker may take longer than
-that for a round; so TensorFlow's own question whether tasks keep this chief's context is put more
-often than each third minute, by which the count begins anew.
+A server of TensorFlow takes pings for an attack that come without an answer of its own between
+them: at the fourth it closes the connection (gRFC A8, whose limits TF 2.21 does not let one set). A
+client sends one after each call, and from then on one a minute. A worker may take longer than that
+for a round, and so may the ps that waits for its message; so while workers work, the chief has all
+tasks answer a call every `ASK_SECONDS`, by which the count begins anew.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _MOST_MS = (1 << 31) - 1
 # gRPC's own, for a connection to be made.
 _CONNECT_SECONDS = 20.0
-# For so long a task keeps the context of a chief that does not say anything; TensorFlow's chief
-# says something each half of it. TensorFlow's own is 600.
-KEEP_ALIVE_SECONDS = 350
+ASK_SECONDS = 20.0
 
 
 def configure(timeout_seconds: float) -> None:

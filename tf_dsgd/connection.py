@@ -64,6 +64,8 @@ class Connection:
         """One that is under way, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
         self._connect(here)
+        self._executor = _tf.SynchronousExecutor()
+        self._answer = tf.function(_answer).get_concrete_function()
         for job, index in dict.fromkeys(
             [*cluster.of_shards, *(("worker", i) for i in sorted(here))]
         ):
@@ -182,6 +184,23 @@ class Connection:
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
 
+    def ask(self, addresses: set[str]) -> None:
+        """Has tasks there answer a call: connections on which long ones wait live by it.
+
+        For a thread of its own: one that stops in this moment is waited for (`tf_dsgd.channels`).
+        """
+        places = {("worker", i): self.tasks.workers[i] for i in self._known}
+        places |= {("ps", i): address for i, address in self.tasks.ps.items()}
+        with self._executor.scope():
+            for (job, index), address in places.items():
+                if address not in addresses:
+                    continue
+                try:
+                    with tf.device(_device(job, index)):
+                        self._answer()
+                except tf.errors.OpError:  # whoever needs it will tell
+                    self._executor.clear_error()
+
     # -- connecting -------------------------------------------------------------------------
 
     @property
@@ -239,14 +258,13 @@ class Connection:
             filters.set_device_filters("worker", index, [seen, "/job:chief"])
         for index in self.tasks.ps:
             filters.set_device_filters("ps", index, ["/job:worker", "/job:chief"])
-        with _tf.keeping_alive(channels.KEEP_ALIVE_SECONDS):
-            tf.config.experimental_connect_to_cluster(
-                self.tasks.cluster_spec(present),
-                job_name="chief",
-                protocol="grpc",
-                cluster_device_filters=filters,
-            )
-            tf.config.list_logical_devices()  # opens them, and with them this process's server
+        tf.config.experimental_connect_to_cluster(
+            self.tasks.cluster_spec(present),
+            job_name="chief",
+            protocol="grpc",
+            cluster_device_filters=filters,
+        )
+        tf.config.list_logical_devices()  # opens them, and with them this process's server
         listening.keep_to(_tf.own_address())
 
     def _check_version(
@@ -324,6 +342,11 @@ def say(message: str, version: str = "") -> None:
     who = f"tf_dsgd {version}" if version else "tf_dsgd"
     # Line and end in one piece: other threads and processes write, too.
     print(f"{who}: {message}\n", end="", file=sys.stderr, flush=True)
+
+
+def _answer() -> None:
+    """What a task does to show that it is there."""
+    tf.no_op()
 
 
 def _device(job: str, index: int, kind: str = "CPU") -> str:

@@ -105,6 +105,7 @@ class _Launcher:
         self._code: int | None = None  # of the first script that failed
         self._mutex = threading.Lock()
         self._told: int | None = None  # the signal that ends the launcher
+        self._lost_server = False  # one that was not to be started again
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
         self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
@@ -208,7 +209,7 @@ class _Launcher:
             elif code and self._code is None:
                 self._code = code
                 alone = len(self._scripts) == 1
-                if self._told is None and (code < 0 or not alone):
+                if self._told is None and (code < 0 or not alone or self._lost_server):
                     how = f"{task.name} (pid {_process(task).pid}) {_ending(code)}"
                     self.say(f"{how}. {self._how_to_go_on()}" if alone else how)
         return running
@@ -230,6 +231,7 @@ class _Launcher:
                 self.say(f"{how}; starting it again, {task.restarts_left} restarts left")
                 self._start(task)
             else:
+                self._lost_server = True
                 self.say(how)
 
     def _end(self) -> None:

@@ -130,6 +130,17 @@ def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
         assert said(process, "tf_dsgd: lost worker").count(f"worker {lost}")
 
 
+@pytest.mark.skipif(not os.environ.get("TF_DSGD_LONG"), reason="5 minutes; set TF_DSGD_LONG=1")
+@pytest.mark.timeout(500)
+def test_a_round_may_take_longer_than_a_server_takes_pings():
+    """Without other calls between them it closes the connection after three to four minutes."""
+    script = str(SCRIPTS / "long_call.py")
+    with processes.started(*MODULE, "--workers", "1", "--ps", "1", script, "300") as process:
+        steps, expected, lost = report(process, "RESULT", 400.0)
+        assert steps == expected and not lost, log(process)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+
+
 def test_all_workers_are_lost_before_fit_and_come_back():
     script = str(SCRIPTS / "lost_in_trace.py")
     options = (*MODULE, "--workers", "2", "--ps", "1", "--restart_workers", "1")

@@ -19,7 +19,8 @@ def test_who_does_not_answer_is_told():
     told = queue.Queue()
     go_on = [True]
 
-    def tell(silent):
+    def tell(silent, answering):
+        assert answering == {good}
         told.put(silent)
         return go_on[0]
 
@@ -37,7 +38,7 @@ def test_who_does_not_answer_is_told():
 
 
 def test_it_ends_when_told_so():
-    heartbeat = Heartbeat([], lambda silent: True, 1000.0)
+    heartbeat = Heartbeat([], lambda *_: True, 1000.0)
     heartbeat.start()
     heartbeat.end()
     heartbeat.join(30.0)

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf, probing
+from tf_dsgd import _tf, channels, probing
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.absence import LosesWorkers
@@ -28,7 +28,7 @@ from tf_dsgd.engine.late import LateWork
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
-from tf_dsgd.resuming import advice, shards_lost
+from tf_dsgd.resuming import advice, explain_uncaught, shards_lost
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
@@ -36,6 +36,8 @@ _LOOK_SECONDS = 1.0
 _LAST_SECONDS = 60.0
 # How long one that has been silent for long is waited for before its connections are closed.
 _ANSWER_SECONDS = 1.0
+# How long a process that is killed may still take connections.
+_DYING_SECONDS = 2.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
 # What TensorFlow says when a task was replaced so fast that no connection broke, and, the last,
@@ -59,8 +61,11 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         self._connection = connection
         self._timeout = timeout_seconds
         self._made = False
-        self._looked = now = time.monotonic()
+        self._looked = self._asked = now = time.monotonic()
         present = connection.present()
+        while not any(present) and time.monotonic() - now < timeout_seconds:
+            time.sleep(0.1)  # they may be started again in this moment
+            present = connection.present()
         self._lost = {m: now for m, here in enumerate(present) if not here}
         """Workers that are not there, and since when."""
         store = Store(
@@ -87,6 +92,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         tell = functools.partial(_tell, weakref.ref(self))
         self._heartbeat = Heartbeat(connection.addresses(), tell, timeout_seconds)
         self._heartbeat.start()
+        explain_uncaught(functools.partial(_why, weakref.ref(self)))
 
     @abc.abstractmethod
     def _batches(self, part: Any) -> int:
@@ -113,28 +119,48 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         try:
             yield
         except tf.errors.OpError as error:
-            silent = self._connection.silent_shards()
+            silent = self._silent_shards(error)
             if silent:
                 raise self._shards_lost(silent) from error
             raise
 
-    def before_trace(self) -> None:
-        for worker in self.workers:
-            here = worker.index not in self._lost
-            if here and not self._connection.worker_listens(worker.index):
-                self._lose(worker)
-        if len(self._lost) == self.num_workers:
-            self._assemble()
+    def _silent_shards(self, error: tf.errors.OpError) -> list[str]:
+        """Tasks with shards that cannot be reached, as an error may be due to."""
+        deadline = time.monotonic() + _DYING_SECONDS
+        while True:
+            silent = self._connection.silent_shards()
+            broken = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
+            if silent or not broken or time.monotonic() > deadline:
+                return silent
+            time.sleep(_DYING_SECONDS / 20)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        with tf.init_scope():
+            for worker in self.workers:
+                here = worker.index not in self._lost
+                if here and not self._connection.worker_listens(worker.index):
+                    self._lose(worker)
+            if len(self._lost) == self.num_workers:
+                self._assemble()
+        with self.explained():
+            yield
 
     def close(self, seconds: float) -> None:
         self._heartbeat.end()
         super().close(seconds)
+        self._heartbeat.join(_ANSWER_SECONDS)
 
-    def hear_of(self, silent: set[str]) -> None:
+    def hear_of(self, silent: set[str], answering: set[str]) -> None:
         """Called now and then with the addresses of tasks that have not answered for long.
 
-        Whatever waits for them ends with an error, by which they count as lost.
+        Whatever waits for them ends with an error, by which they count as lost. Those that answer
+        are asked in TensorFlow's way, too, where workers have calls under way.
         """
+        now = time.monotonic()
+        if self._busy and now - self._asked > channels.ASK_SECONDS:
+            self._asked = now
+            self._connection.ask(answering)
         # Some may have come back while others were asked.
         silent = probing.not_answering(silent, _ANSWER_SECONDS)
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
@@ -270,18 +296,19 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
                 raise self._shards_lost(silent)
 
     def _check_somebody_comes(self, now: float) -> None:
-        """Raises an error once all workers have been lost for too long."""
+        """Ends training with an error once all workers have been lost for too long."""
         coming = self._lost.keys() - self._unwelcome
         there = any(self._connection.worker_listens(m) for m in coming)
         limit = self._timeout + _LAST_SECONDS * there
         if now - max(self._lost.values()) <= limit:
             return
         names = ", ".join(self._connection.worker_name(m) for m in self._lost)
-        raise TimeoutError(
+        none_came = TimeoutError(
             f"All workers were lost, and none came back within {limit:g} s: {names}. "
             "Start them again, or allow more time with "
             f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
         )
+        self._error = self._error or (None, none_came)
 
     def _admits(self, m: int) -> bool:
         """Whether nobody completes a message in that worker's name; from then on only it may."""
@@ -300,6 +327,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         say(f"no worker is there: waiting {self._timeout:g} s for one")
         while len(self._lost) == self.num_workers:
             self._look()
+            self._raise_error()
             time.sleep(0.1)
 
     def _has_joined(self, m: int) -> bool:
@@ -336,10 +364,17 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         say(f"{self._connection.worker_name(m)} was lost again while it joined: {why}")
 
 
-def _tell(engine: weakref.ref[AttendedEngine], silent: set[str]) -> bool:
-    """Tells an engine, if it is still there, who does not answer."""
+def _tell(engine: weakref.ref[AttendedEngine], silent: set[str], answering: set[str]) -> bool:
+    """Tells an engine, if it is still there, who does not answer, and who does."""
     found = engine()
     if found is None:
         return False
-    found.hear_of(silent)
+    found.hear_of(silent, answering)
     return True
+
+
+def _why(engine: weakref.ref[AttendedEngine]) -> str | None:
+    """What an error that ends this process may be due to."""
+    found = engine()
+    silent = [] if found is None else found._connection.silent_shards()
+    return None if found is None or not silent else str(found._shards_lost(silent))

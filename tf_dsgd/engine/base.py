@@ -132,8 +132,10 @@ class Engine(abc.ABC):
         """Within, state is read or written from outside; what TensorFlow raises is explained."""
         yield
 
-    def before_trace(self) -> None:
-        """Called before a step is traced; waits for a worker where none is there."""
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Within, a step is traced; waits before for a worker where none is there."""
+        yield
 
     @abc.abstractmethod
     def prepare(self, program: Program) -> None:

@@ -26,13 +26,17 @@ class Heartbeat(threading.Thread):
 
     Args:
         addresses: of the tasks.
-        tell: called with the addresses that have not answered for `timeout_seconds`, after every
-            question; gives False when nobody wants to know any more.
+        tell: called after every question with the addresses that have not answered for
+            `timeout_seconds`, and with those that have answered this one; gives False when nobody
+            wants to know any more.
         timeout_seconds: how long a task may be silent.
     """
 
     def __init__(
-        self, addresses: Iterable[str], tell: Callable[[set[str]], bool], timeout_seconds: float
+        self,
+        addresses: Iterable[str],
+        tell: Callable[[set[str], set[str]], bool],
+        timeout_seconds: float,
     ):
         super().__init__(name="tf_dsgd asks tasks", daemon=True)
         self._addresses = list(addresses)
@@ -53,7 +57,8 @@ class Heartbeat(threading.Thread):
             silent = probing.not_answering(self._addresses, self._ask_seconds)
             since = {address: since.get(address, asked) for address in silent}
             now = time.monotonic()
-            if not self._tell({a for a, began in since.items() if now - began >= self._timeout}):
+            for_long = {a for a, began in since.items() if now - began >= self._timeout}
+            if not self._tell(for_long, set(self._addresses) - silent):
                 return
 
 

@@ -377,27 +377,26 @@ class DistributedStrategy(tf.distribute.Strategy):
             args, kwargs = with_batch(batch)
             return run(fn, args, kwargs)
 
-        with tf.init_scope():
-            tf.autograph.experimental.do_not_convert(self.engine.before_trace)()
-        model = fn.__self__ if is_train_step(fn) else None
-        step = TracedStep(
-            run,
-            call,
-            token.element_spec,
-            self.algorithm,
-            self._optimizers,
-            self._steps,
-            model,
-            self._shard_optimizer,
-        )
-        if not step.weights:
-            return None
-        with tf.init_scope():
-            self.engine.settle()  # not `self.settle`: this very token's step is not run yet
-        program = Program(
-            step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
-        )
-        self.engine.prepare(program)
+        with tf.autograph.experimental.do_not_convert(self.engine.tracing)():
+            model = fn.__self__ if is_train_step(fn) else None
+            step = TracedStep(
+                run,
+                call,
+                token.element_spec,
+                self.algorithm,
+                self._optimizers,
+                self._steps,
+                model,
+                self._shard_optimizer,
+            )
+            if not step.weights:
+                return None
+            with tf.init_scope():
+                self.engine.settle()  # not `self.settle`: this very token's step is not run yet
+            program = Program(
+                step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
+            )
+            self.engine.prepare(program)
         held = self.placement.held()
         if held != self._announced:
             self._announced = held
