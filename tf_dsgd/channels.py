@@ -24,7 +24,9 @@ ASK_SECONDS = 20.0
 
 
 def configure(timeout_seconds: float) -> None:
-    """Has calls to a task that does not answer end with an error within about `timeout_seconds`.
+    """Has calls to a task that does not answer end with an error `timeout_seconds` later.
+
+    Or up to a half more. Not before: that it is silent may have been said by then.
 
     For channels that are made from now on, and none was: TensorFlow reads this once. Leaves it to
     the user where the environment variable TF_GRPC_DEFAULT_OPTIONS is set.
@@ -32,8 +34,8 @@ def configure(timeout_seconds: float) -> None:
     quarter = timeout_seconds / 4
     options = {
         "grpc.keepalive_time_ms": quarter,
-        "grpc.keepalive_timeout_ms": 3 * quarter,
-        "grpc.http2.ping_timeout_ms": 3 * quarter,  # of pings that measure how fast data come
+        "grpc.keepalive_timeout_ms": timeout_seconds,
+        "grpc.http2.ping_timeout_ms": timeout_seconds,  # of pings that measure how fast data come
         "grpc.min_reconnect_backoff_ms": min(max(quarter, 1.0), _CONNECT_SECONDS),
     }
     told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -59,7 +58,7 @@ class Connection:
         self._known = set(here)
         """Workers that TensorFlow was told of."""
         self._estranged: set[int] = set()
-        """Of these, those that failed after they had joined."""
+        """Those that were lost, or failed as they joined, since."""
         self._join: _Join | None = None
         """One that is under way, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
@@ -125,6 +124,11 @@ class Connection:
             if not self._listens(self.tasks.jobs[job][index])
         ]
 
+    def unanswering_shards(self, seconds: float) -> list[str]:
+        """The tasks with shards, in words, that do not answer within that time."""
+        places = {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
+        return [places[address] for address in probing.not_answering(places, seconds)]
+
     def present(self) -> list[bool]:
         """Which workers are there now; those that came, or came back, join."""
         return [self._is_present(m) for m in range(len(self.workers))]
@@ -132,11 +136,9 @@ class Connection:
     def _is_present(self, m: int) -> bool:
         if not self.worker_listens(m):
             return False
-        device = _device("worker", self.workers[m])
-        if self.workers[m] in self._known:
-            with contextlib.suppress(tf.errors.OpError):  # another process than the one that was
-                tasks.remote_version(device)
-                return True
+        index = self.workers[m]
+        if index in self._known - self._estranged and self._is_the_same(index):
+            return True
         try:
             return self.worker_listens(m) and self.join(m, _FIRST_JOIN_SECONDS)
         except tf.errors.OpError:  # it is gone again, and may come later
@@ -167,7 +169,10 @@ class Connection:
         return join.error is None and join.worker == m
 
     def estrange(self, m: int) -> None:
-        """Worker number m failed after it had joined: when it joins next, it does as a new one."""
+        """Worker number m was lost, or failed as it joined: it may not know all functions.
+
+        If it is the same process when it joins next, it leaves before.
+        """
         self._estranged.add(self.workers[m])
 
     def _add(self, m: int) -> None:
@@ -175,11 +180,11 @@ class Connection:
         others = self._known - {index}
         silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
-        if index in self._estranged & self._known:
-            # TensorFlow keeps what it knows of a process, and may not have told it of all functions
-            # when it found that it had lost its connection as another worker joined (TF 2.21).
+        if index in self._estranged & self._known and self._is_the_same(index):
+            # TensorFlow keeps what it knows of a process, and does not tell it again of functions
+            # that it was told of while it did not answer, or had lost its connection (TF 2.21).
             _tf.change_tasks("worker", {}, absent | {index})
-            self._estranged.discard(index)
+        self._estranged.discard(index)
         _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
@@ -200,6 +205,14 @@ class Connection:
                         self._answer()
                 except tf.errors.OpError:  # whoever needs it will tell
                     self._executor.clear_error()
+
+    def _is_the_same(self, index: int) -> bool:
+        """Whether a worker is the process that this one knows: it was stopped, or out of reach."""
+        try:
+            tasks.remote_version(_device("worker", index))
+        except tf.errors.OpError:
+            return False
+        return True
 
     # -- connecting -------------------------------------------------------------------------
 

@@ -68,15 +68,15 @@ def test_one_that_is_gone_again_as_a_strategy_is_made_is_not_there(connection, m
 
 
 def test_pings_of_channels(monkeypatch):
-    """A quarter until one is sent, and three until it counts; gRPC's numbers are 32 bits long."""
+    """A quarter of the timeout until one is sent; gRPC's numbers are 32 bits long."""
     monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")  # as it was, when this test has ended
     monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
     channels.configure(8.0)
     told = dict(option.split("=") for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","))
     assert told == {
         "grpc.keepalive_time_ms": "2000",
-        "grpc.keepalive_timeout_ms": "6000",
-        "grpc.http2.ping_timeout_ms": "6000",
+        "grpc.keepalive_timeout_ms": "8000",
+        "grpc.http2.ping_timeout_ms": "8000",
         "grpc.min_reconnect_backoff_ms": "2000",
         "grpc.http2.max_pings_without_data": "1",
     }

@@ -36,10 +36,14 @@ _LOOK_SECONDS = 1.0
 _LAST_SECONDS = 60.0
 # How long one that has been silent for long is waited for before its connections are closed.
 _ANSWER_SECONDS = 1.0
-# How long a process that is killed may still take connections.
-_DYING_SECONDS = 2.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
+# What it says of a function that a task was not told of, as it did not answer at that time.
+_UNTOLD = (
+    "function definition",
+    "nor a name of a function registered",
+    "not found in function library",
+)
 # What TensorFlow says when a task was replaced so fast that no connection broke, and, the last,
 # when it did not answer while another joined, and was left out of the cluster.
 _REPLACED = (
@@ -80,6 +84,8 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         self._made = True
         self._unwelcome: set[int] = set()
         """Workers that are there, and may not join."""
+        self._untold: set[int] = set()
+        """Those that were lost for a function which they do not know, until they do a round."""
         self._joining: int | None = None
         """The lost worker that is being welcomed."""
         self._unapplied = Unapplied(self.num_workers)
@@ -125,14 +131,17 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             raise
 
     def _silent_shards(self, error: tf.errors.OpError) -> list[str]:
-        """Tasks with shards that cannot be reached, as an error may be due to."""
-        deadline = time.monotonic() + _DYING_SECONDS
-        while True:
-            silent = self._connection.silent_shards()
-            broken = isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError))
-            if silent or not broken or time.monotonic() > deadline:
-                return silent
-            time.sleep(_DYING_SECONDS / 20)
+        """Tasks with shards that cannot be reached, or do not answer, as an error may be due to."""
+        silent = self._connection.silent_shards()
+        if silent or not isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            return silent
+        # One that is killed may take connections for a moment more, and one that is stopped does.
+        deadline = time.monotonic() + _ANSWER_SECONDS + self._timeout / 4
+        while silent := self._connection.unanswering_shards(_ANSWER_SECONDS):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return silent or self._connection.silent_shards()
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -216,7 +225,12 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             return True
         if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             return True
-        return any(text in str(error) for text in _REPLACED) or not self._has_its_clock(m)
+        if any(text in str(error) for text in _REPLACED) or not self._has_its_clock(m):
+            return True
+        untold = any(text in str(error) for text in _UNTOLD) and m not in self._untold
+        if untold:
+            self._untold.add(m)
+        return untold
 
     def _has_its_clock(self, m: int) -> bool:
         """Whether a worker has its variables; another process at its address has none."""
@@ -244,6 +258,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             # if this is the incarnation in whose name it was sent.
             self.store.incarnations[m] = incarnation = self.store.incarnations[m] + 1
             self._lateness.has_computed(m)
+        self._connection.estrange(m)
         with self._here():
             last = [
                 int(shard.fence(tf.constant(m, tf.int64), tf.constant(incarnation, tf.int64)))

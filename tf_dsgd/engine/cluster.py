@@ -313,6 +313,7 @@ class ClusterEngine(StandsIn):
                 self._catch_up(worker)
                 self._wake()
                 return False
+            self._untold.discard(worker.index)
             kept = self._unapplied.acknowledge(worker.index)
             worker.unsent = 0 if kept is None else worker.unsent - kept.steps
             worker.clock += 1
