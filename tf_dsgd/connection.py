@@ -18,6 +18,8 @@ _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
 _GRACE_SECONDS = 3.0  # for the other workers, once one is there
 _PROBE_SECONDS = 1.0  # until a task that does not answer counts as absent
 _ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for without end
+_LEFT_SECONDS = 0.5  # between a worker's leaving and its joining anew; twice that after a failure
+_MOST_LEFT_SECONDS = 8.0
 _FIRST_JOIN_SECONDS = 30.0  # for a worker to join while a strategy is made
 _HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -59,6 +61,8 @@ class Connection:
         """Workers that TensorFlow was told of."""
         self._estranged: set[int] = set()
         """Those that were lost, or failed as they joined, since."""
+        self._left: dict[int, tuple[float, float]] = {}
+        """When they left to join anew, and how long they stay away."""
         self._join: _Join | None = None
         """One that is under way, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
@@ -142,7 +146,7 @@ class Connection:
         try:
             return self.worker_listens(m) and self.join(m, _FIRST_JOIN_SECONDS)
         except tf.errors.OpError:  # it is gone again, and may come later
-            self.estrange(m)
+            self.estrange(m, joining=True)
             return False
 
     def join(self, m: int, seconds: float) -> bool:
@@ -157,7 +161,9 @@ class Connection:
             tf.errors.OpError: if it is gone again.
         """
         if self._join is None:
-            if not probing.answers(self.worker_address(m), _PROBE_SECONDS):
+            left, stays = self._left.get(self.workers[m], (0.0, 0.0))
+            stays_away = time.monotonic() - left < stays
+            if stays_away or not probing.answers(self.worker_address(m), _PROBE_SECONDS):
                 return False
             self._join = _Join(m, self._add)
         join = self._join
@@ -166,14 +172,18 @@ class Connection:
         self._join = None
         if join.error is not None and join.worker == m:
             raise join.error
-        return join.error is None and join.worker == m
+        return join.error is None and join.worker == m and self.workers[m] in self._known
 
-    def estrange(self, m: int) -> None:
+    def estrange(self, m: int, *, joining: bool = False) -> None:
         """Worker number m was lost, or failed as it joined: it may not know all functions.
 
-        If it is the same process when it joins next, it leaves before.
+        If it is the same process when it joins next, it leaves before, for longer each time that it
+        fails (`joining`).
         """
-        self._estranged.add(self.workers[m])
+        index = self.workers[m]
+        self._estranged.add(index)
+        if not joining:
+            self._left.pop(index, None)
 
     def _add(self, m: int) -> None:
         index = self.workers[m]
@@ -184,6 +194,12 @@ class Connection:
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or had lost its connection (TF 2.21).
             _tf.change_tasks("worker", {}, absent | {index})
+            self._known = self._known - absent - {index}
+            # What it had there is freed when its last call has ended, by a number that the next
+            # context will have, too: that one would not live long if it were there by then.
+            _, stays = self._left.get(index, (0.0, _LEFT_SECONDS / 2))
+            self._left[index] = time.monotonic(), min(2 * stays, _MOST_LEFT_SECONDS)
+            return
         self._estranged.discard(index)
         _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}

@@ -17,7 +17,7 @@ def connection(monkeypatch):
     made.tasks = tasks.from_cluster_spec(
         tf.train.ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
     )
-    made.workers, made._known, made._join = [0, 1], {0, 1}, None
+    made.workers, made._known, made._join, made._left = [0, 1], {0, 1}, None, {}
     made.added, made.go_on, made.error = [], threading.Event(), None
 
     def add(worker):
@@ -25,6 +25,7 @@ def connection(monkeypatch):
         made.added.append(worker)
         if made.error is not None:
             raise made.error
+        made._known.add(worker)
 
     made._add = add
     made.answering = True

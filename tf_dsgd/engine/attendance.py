@@ -374,7 +374,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         say(f"{self._connection.worker_name(m)} joined")
 
     def _say_gone_again(self, m: int, error: tf.errors.OpError) -> None:
-        self._connection.estrange(m)
+        self._connection.estrange(m, joining=True)
         why = error.message.partition("\n")[0]
         say(f"{self._connection.worker_name(m)} was lost again while it joined: {why}")
 
