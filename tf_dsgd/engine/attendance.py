@@ -38,6 +38,8 @@ _LAST_SECONDS = 60.0
 _ANSWER_SECONDS = 1.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
+# What TensorFlow says of a task that has not answered gRPC's own question (`tf_dsgd.channels`).
+_PING = "ping timeout"
 # What it says of a function that a task was not told of, as it did not answer at that time.
 _UNTOLD = (
     "function definition",
@@ -176,11 +178,14 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         self._connection.mute &= silent
         for address in silent - lost:
             if address not in self._connection.mute:
-                name = self._connection.name_at(address)
-                say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
+                self._say_silent(address)
             self._connection.mute.add(address)
         for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
             close_connections(address)
+
+    def _say_silent(self, address: str) -> None:
+        name = self._connection.name_at(address)
+        say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
 
     def _look_now_and_then(self) -> None:
         if self._lost and time.monotonic() - self._looked > _LOOK_SECONDS:
@@ -207,6 +212,8 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             raise self._shards_lost(silent) from error
         if not self._was_lost(m, error):
             return False
+        if _PING in str(error):
+            self._say_silent(self._connection.worker_address(m))
         if self._made:
             self._lose(self.workers[m])
         else:  # it has sent nothing yet
