@@ -85,6 +85,8 @@ class Row:
     """Of each worker, its messages."""
     present: list[bool]
     incarnations: list[int]
+    changes: int
+    """How often TensorFlow was told of other tasks."""
 
 
 @dataclasses.dataclass

@@ -16,8 +16,9 @@ second sixth, or above it by no more than 5 threads or files. The sum over worke
 judged: it depends on how many of them have just started. The others are the same processes from
 beginning to end.
 
-Of threads those are judged that are there beside 4 for each worker that joined. TensorFlow 2.21
-makes four in the chief and in each ps task whenever a worker joins (`GrpcEagerClientCache`, in
+Of threads those are judged that are there beside 4 for each change of the cluster: one as a
+worker joins that was killed, two as one does that was stopped, and leaves before. TensorFlow 2.21
+makes four in the chief and in each ps task with each (`GrpcEagerClientCache`, in
 grpc_eager_client.cc: one ends only after a further call came to it, which most never get), and
 nothing outside of it can end them.
 
@@ -25,7 +26,7 @@ The exit code is 1 if something is not flat, lost, doubled or unaccounted for, o
 struck.
 
 What grows with what: the chief's memory is fitted by least squares, over the rows after the first
-sixth, as a + b x (mini-batches) + c x (workers that joined again); both slopes are printed.
+sixth, as a + b x (mini-batches) + c x (changes of the cluster); both slopes are printed.
 """
 
 import argparse
@@ -44,7 +45,7 @@ import runs
 ROW_SECONDS = 30.0
 SHARE = 0.05
 FEW = 5
-THREADS_OF_A_JOIN = 4
+THREADS_OF_A_CHANGE = 4
 """TensorFlow's, in every task that was there before."""
 STOP_SECONDS = (1.0, 10.0)
 MEASURES = ("MB", "threads", "files")
@@ -141,6 +142,7 @@ def soak(cluster: faults.Cluster, minutes: float, every: float, seed: int) -> li
                     "seconds": now - begin,
                     **cluster.epochs()[-1],
                     "joined": joined(cluster.progress()),
+                    "changes": cluster.progress()[-1].changes,
                     "killed": striker.counts["kill"],
                     "stopped": striker.counts["stop"],
                     "not_struck": striker.slow,
@@ -188,7 +190,7 @@ def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "second": first,
                     "last": last,
                     "judged": process != "workers",
-                    "beside": beside(process, measure, {"joined": 1}) > 0,
+                    "beside": beside(process, measure, {"changes": 1}) > 0,
                     "flat": last <= first * (1.0 + SHARE) or last <= first + few,
                 }
             )
@@ -198,13 +200,13 @@ def judged(table: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def beside(process: str, measure: str, row: dict[str, Any]) -> float:
     """What is not judged of a figure."""
     is_told = process == "chief" or process.startswith("ps ")
-    return THREADS_OF_A_JOIN * row["joined"] if is_told and measure == "threads" else 0.0
+    return THREADS_OF_A_CHANGE * row["changes"] if is_told and measure == "threads" else 0.0
 
 
 def slopes(table: list[dict[str, Any]]) -> tuple[float, float] | None:
-    """Of the chief's memory: kB a mini-batch, and MB a worker that joined again."""
+    """Of the chief's memory: kB a mini-batch, and MB a change of the cluster."""
     rows = table[max(1, len(table) // 6) :]
-    x = np.array([[1.0, row["steps"], row["joined"]] for row in rows])
+    x = np.array([[1.0, row["steps"], row["changes"]] for row in rows])
     y = np.array([row["resources"]["chief"][0] for row in rows])
     if len(rows) < 6 or np.linalg.matrix_rank(x) < 3:
         return None
@@ -239,7 +241,7 @@ def run(strategy: str, options: argparse.Namespace, origin: dict[str, Any]) -> i
     print("\n" + runs.table(["process", "", "second sixth", "last sixth", ""], rows))
     found = slopes(table)
     if found is not None:
-        print(f"\nchief: {found[0]:.2f} kB a mini-batch, {found[1]:.2f} MB a worker that joined")
+        print(f"\nchief: {found[0]:.2f} kB a mini-batch, {found[1]:.2f} MB a change of the cluster")
     print("\nat the end: " + json.dumps(result))
     flat = all(verdict["flat"] for verdict in verdicts if verdict["judged"])
     right = faults.is_right(result) and all(not row["doubled"] and not row["lost"] for row in table)

@@ -57,6 +57,8 @@ class Connection:
             if doubts:
                 say(doubts)
         here = self._wait(timeout_seconds)
+        self.changes = 0
+        """How often TensorFlow was told of other tasks: each time it keeps some threads."""
         self._known = set(here)
         """Workers that TensorFlow was told of."""
         self._estranged: set[int] = set()
@@ -193,7 +195,7 @@ class Connection:
         if index in self._estranged & self._known and self._is_the_same(index):
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or had lost its connection (TF 2.21).
-            _tf.change_tasks("worker", {}, absent | {index})
+            self._change({}, absent | {index})
             self._known = self._known - absent - {index}
             # What it had there is freed when its last call has ended, by a number that the next
             # context will have, too: that one would not live long if it were there by then.
@@ -201,9 +203,13 @@ class Connection:
             self._left[index] = time.monotonic(), min(2 * stays, _MOST_LEFT_SECONDS)
             return
         self._estranged.discard(index)
-        _tf.change_tasks("worker", {index: self.tasks.workers[index]}, absent)
+        self._change({index: self.tasks.workers[index]}, absent)
         self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
+
+    def _change(self, joining: dict[int, str], absent: set[int]) -> None:
+        self.changes += 1
+        _tf.change_tasks("worker", joining, absent)
 
     def ask(self, addresses: set[str]) -> None:
         """Has tasks there answer a call: connections on which long ones wait live by it.
