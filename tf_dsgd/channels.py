@@ -18,8 +18,9 @@ import os
 
 _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _MOST_MS = (1 << 31) - 1
-# gRPC's own, for a connection to be made.
-_CONNECT_SECONDS = 20.0
+# Until a connection is made, at most, where gRPC allows 20 s: one that is stopped takes it, and
+# says nothing, and each function of which TensorFlow tells it may wait for that.
+_CONNECT_SECONDS = 5.0
 ASK_SECONDS = 20.0
 
 
