@@ -314,6 +314,18 @@ def test_a_ps_that_is_stopped_counts_as_lost():
 # -- interrupts -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("when", ["trace", "evaluate"])
+def test_a_ps_that_is_lost_is_named_whatever_was_under_way(when):
+    """What runs in the chief fails with TensorFlow's own error, which ends with the reason."""
+    script = str(SCRIPTS / "lost_ps.py")
+    with processes.started(*MODULE, "--workers", "1", "--ps", "2", script, when) as process:
+        code, _ = exit_of(process, 120.0)
+    assert code == 1 and "LATER" not in process.text, log(process)
+    error = process.text[process.text.rindex("Lost ps 0 at 127.0.0.1:") :]
+    assert "To start again: " in error and "-m tf_dsgd.launch --workers 1 " in error
+    assert "[launch] chief (pid" in process.text.splitlines()[-1]
+
+
 def test_reading_what_a_lost_ps_held_names_it():
     script = str(SCRIPTS / "reads_without_ps.py")
     with processes.started(*MODULE, "--workers", "1", "--ps", "1", script) as process:

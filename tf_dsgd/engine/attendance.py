@@ -38,6 +38,8 @@ _LAST_SECONDS = 60.0
 _ANSWER_SECONDS = 1.0
 # How long the main thread waits for a worker to join, before it goes on and looks again.
 _JOIN_SECONDS = 2.0
+# Errors of calls to a task that is gone, or whose connection was closed.
+_BROKEN = (tf.errors.UnavailableError, tf.errors.AbortedError)
 # What TensorFlow says of a task that has not answered gRPC's own question (`tf_dsgd.channels`).
 _PING = "ping timeout"
 # What it says of a function that a task was not told of, as it did not answer at that time.
@@ -127,17 +129,18 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         try:
             yield
         except tf.errors.OpError as error:
-            silent = self._silent_shards(error)
+            silent = self._connection.silent_shards()
+            if not silent and isinstance(error, _BROKEN):
+                silent = self.silent_shards()
             if silent:
                 raise self._shards_lost(silent) from error
             raise
 
-    def _silent_shards(self, error: tf.errors.OpError) -> list[str]:
-        """Tasks with shards that cannot be reached, or do not answer, as an error may be due to."""
-        silent = self._connection.silent_shards()
-        if silent or not isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
-            return silent
-        # One that is killed may take connections for a moment more, and one that is stopped does.
+    def silent_shards(self) -> list[str]:
+        """Tasks with shards that cannot be reached, or do not answer, once a call to one failed.
+
+        One that is killed may take connections for a moment more, and one that is stopped does.
+        """
         deadline = time.monotonic() + _ANSWER_SECONDS + self._timeout / 4
         while silent := self._connection.unanswering_shards(_ANSWER_SECONDS):
             if time.monotonic() > deadline:
@@ -230,7 +233,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         """Whether a failed call means that the worker's process is gone, or is another one."""
         if not self._connection.worker_listens(m):
             return True
-        if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+        if isinstance(error, _BROKEN):
             return True
         if any(text in str(error) for text in _REPLACED) or not self._has_its_clock(m):
             return True
@@ -398,5 +401,5 @@ def _tell(engine: weakref.ref[AttendedEngine], silent: set[str], answering: set[
 def _why(engine: weakref.ref[AttendedEngine]) -> str | None:
     """What an error that ends this process may be due to."""
     found = engine()
-    silent = [] if found is None else found._connection.silent_shards()
+    silent = [] if found is None else found.silent_shards()
     return None if found is None or not silent else str(found._shards_lost(silent))
