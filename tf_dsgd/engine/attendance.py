@@ -334,6 +334,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
         )
         self._error = self._error or (None, none_came)
+        self._lost = dict.fromkeys(self._lost, now)  # who trains again waits again
 
     def _admits(self, m: int) -> bool:
         """Whether nobody completes a message in that worker's name; from then on only it may."""

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd.engine import attendance
 
 
 def trained(optimizer, **options):
@@ -192,6 +193,33 @@ def test_workers_that_are_there_have_longer_to_join_than_those_that_are_not(monk
     monkeypatch.setattr(engine._connection, "join", join_late)
     model.fit(np.zeros((64, 20), "float32"), np.zeros((64, 1)), batch_size=8, verbose=0)
     assert len(refused) > 2
+    helpers.assert_ledger_balances(strategy)
+
+
+class LosesAll(keras.callbacks.Callback):
+    def __init__(self, engine):
+        super().__init__()
+        self.engine = engine
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            for worker in self.engine.workers:
+                self.engine._lose(worker)
+
+
+def test_what_is_left_when_all_workers_were_lost_is_not_done_later(monkeypatch):
+    strategy, model = trained(
+        lambda: keras.optimizers.SGD(0.001), cluster=tf_dsgd.TFCluster(worker_timeout_seconds=1)
+    )
+    x, y = np.zeros((160, 20), "float32"), np.zeros((160, 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(attendance, "_LAST_SECONDS", 0.0)
+        patched.setattr(strategy.engine._connection, "join", lambda *_: False)
+        with pytest.raises(TimeoutError, match="All workers were lost, and none came back within"):
+            model.fit(x, y, batch_size=8, verbose=0, callbacks=[LosesAll(strategy.engine)])
+    done = strategy.steps
+    model.fit(x, y, batch_size=8, verbose=0)
+    assert strategy.steps == done + 20
     helpers.assert_ledger_balances(strategy)
 
 
