@@ -17,6 +17,7 @@ _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there ye
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
 _GRACE_SECONDS = 3.0  # for the other workers, once one is there
 _PROBE_SECONDS = 1.0  # until a task that does not answer counts as absent
+_GLANCE_SECONDS = 0.2  # the same, for one that is asked again a second later
 _ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for without end
 _LEFT_SECONDS = 0.5  # between a worker's leaving and its joining anew; twice that after a failure
 _MOST_LEFT_SECONDS = 8.0
@@ -165,7 +166,7 @@ class Connection:
         if self._join is None:
             left, stays = self._left.get(self.workers[m], (0.0, 0.0))
             stays_away = time.monotonic() - left < stays
-            if stays_away or not probing.answers(self.worker_address(m), _PROBE_SECONDS):
+            if stays_away or not probing.answers(self.worker_address(m), _GLANCE_SECONDS):
                 return False
             self._join = _Join(m, self._add)
         join = self._join

@@ -178,11 +178,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         # Some may have come back while others were asked.
         silent = probing.not_answering(silent, _ANSWER_SECONDS)
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
-        self._connection.mute &= silent
-        for address in silent - lost:
-            if address not in self._connection.mute:
-                self._say_silent(address)
-            self._connection.mute.add(address)
+        self._connection.mute -= answering
+        for address in silent - lost - self._connection.mute:
+            self._say_silent(address)
+        self._connection.mute |= silent
         for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
             close_connections(address)
 
@@ -216,7 +215,9 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         if not self._was_lost(m, error):
             return False
         if _PING in str(error):
-            self._say_silent(self._connection.worker_address(m))
+            address = self._connection.worker_address(m)
+            self._say_silent(address)
+            self._connection.mute.add(address)
         if self._made:
             self._lose(self.workers[m])
         else:  # it has sent nothing yet
