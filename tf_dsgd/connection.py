@@ -22,6 +22,8 @@ _ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for withou
 _LEFT_SECONDS = 0.5  # between a worker's leaving and its joining anew; twice that after a failure
 _MOST_LEFT_SECONDS = 8.0
 _FIRST_JOIN_SECONDS = 30.0  # for a worker to join while a strategy is made
+# What TensorFlow says of a task where this process has nothing, or that it does not know itself.
+_NO_CONTEXT = ("context_id", "unknown device", "No worker known as")
 _HOST = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
@@ -72,10 +74,13 @@ class Connection:
         self._connect(here)
         self._executor = _tf.SynchronousExecutor()
         self._answer = tf.function(_answer).get_concrete_function()
-        for job, index in dict.fromkeys(
-            [*cluster.of_shards, *(("worker", i) for i in sorted(here))]
-        ):
+        for job, index in cluster.of_shards:
             self._check_version(job, index)
+        for index in sorted(here.difference(i for job, i in cluster.of_shards if job == "worker")):
+            try:
+                self._check_version("worker", index)
+            except tf.errors.OpError:  # it is gone again, or stopped, and may come later
+                self._estranged.add(index)
 
     # -- devices ----------------------------------------------------------------------------
 
@@ -230,11 +235,16 @@ class Connection:
                     self._executor.clear_error()
 
     def _is_the_same(self, index: int) -> bool:
-        """Whether a worker is the process that this one knows: it was stopped, or out of reach."""
+        """Whether a worker has a context of this process: it was stopped, or out of reach.
+
+        It may have another error for an answer, as that it does not know the function.
+        """
         try:
             tasks.remote_version(_device("worker", index))
-        except tf.errors.OpError:
+        except tf.errors.UnavailableError:
             return False
+        except tf.errors.OpError as error:
+            return not any(text in str(error) for text in _NO_CONTEXT)
         return True
 
     # -- connecting -------------------------------------------------------------------------

@@ -87,3 +87,38 @@ def test_pings_of_channels(monkeypatch):
     channels.configure(9e8)
     for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","):
         assert 1 <= int(option.split("=")[1]) < 2**31
+
+
+@pytest.mark.parametrize(
+    ("error", "same"),
+    [
+        (None, True),
+        (tf.errors.NotFoundError(None, None, "'ask' is no function registered"), True),
+        (tf.errors.AbortedError(None, None, "Cleanup 12"), True),
+        (tf.errors.UnavailableError(None, None, "Connection refused"), False),
+        (tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id"), False),
+    ],
+)
+def test_who_has_a_context_of_this_process_leaves_before_it_joins(
+    connection, monkeypatch, error, same
+):
+    def ask(device):
+        if error is not None:
+            raise error
+
+    told = []
+    monkeypatch.setattr(tasks, "remote_version", ask)
+    monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
+    connection._estranged = set()
+    connection._change = lambda joining, absent: told.append((set(joining), absent))
+    connection._check_version = lambda *arguments: None
+    connection.estrange(1)
+    Connection._add(connection, 1)
+    assert told == ([(set(), {1})] if same else [({1}, set())])
+    assert connection._known == ({0} if same else {0, 1})
+    if same:
+        assert not connection.join(1, 0.01)  # it stays away for a moment
+        assert connection.added == []
+        Connection._add(connection, 1)
+    assert told[-1] == ({1}, set())
+    assert (connection._known, connection._estranged) == ({0, 1}, set())
