@@ -231,7 +231,7 @@ def run(strategy: str, options: argparse.Namespace, origin: dict[str, Any]) -> i
     rows = [
         [
             v["process"],
-            v["measure"] + ", beside joins" * v["beside"],
+            v["measure"] + ", beside changes" * v["beside"],
             f"{v['second']:.0f}",
             f"{v['last']:.0f}",
             _verdict(v),
