@@ -171,10 +171,6 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         Whatever waits for them ends with an error, by which they count as lost. Those that answer
         are asked in TensorFlow's way, too, where workers have calls under way.
         """
-        now = time.monotonic()
-        if self._busy and now - self._asked > channels.ASK_SECONDS:
-            self._asked = now
-            self._connection.ask(answering)
         # Some may have come back while others were asked.
         silent = probing.not_answering(silent, _ANSWER_SECONDS)
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
@@ -184,6 +180,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         self._connection.mute |= silent
         for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
             close_connections(address)
+        now = time.monotonic()
+        if self._busy and now - self._asked > channels.ASK_SECONDS:
+            self._asked = now
+            self._connection.ask(answering)
 
     def _say_silent(self, address: str) -> None:
         name = self._connection.name_at(address)
