@@ -20,7 +20,7 @@ _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _MOST_MS = (1 << 31) - 1
 # Until a connection is made, at most, where gRPC allows 20 s: one that is stopped takes it, and
 # says nothing, and each function of which TensorFlow tells it may wait for that.
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 2.0
 ASK_SECONDS = 20.0
 
 
