@@ -183,3 +183,18 @@ def test_workers_that_all_wait_for_one_another_end_training_with_an_error(cluste
     assert "worker 0 has sent 3 messages" in str(raised.value)
     assert "ForeverWaiting" in str(raised.value)
     assert strategy.ledger().applied == strategy.ledger().sent
+
+
+def test_two_moments_in_which_all_wait_are_no_standstill(monkeypatch):
+    """In two waits of the main thread, far apart, all may stand the same for a moment."""
+    engine = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)).engine
+    monkeypatch.setattr("tf_dsgd.engine.threads._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("tf_dsgd.engine.threads._STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "_start_threads", lambda: None)
+    monkeypatch.setattr(engine, "_threads", {0: None})
+    monkeypatch.setattr(engine, "_waiting", {0})
+    monkeypatch.setattr(engine, "_available", 1)
+    for _ in range(2):
+        answers = iter([False, False, True])  # before and after the first look, and then
+        engine._until(lambda answers=answers: next(answers))
+        assert engine._error is None

@@ -52,7 +52,7 @@ class ThreadsEngine(Engine):
         self._waiting: set[int] = set()
         """Workers whose threads wait for batches, or until their rule lets them begin."""
         self._stalled: tuple[float, Any] | None = None
-        """Since when all of them have waited, and where they stood."""
+        """Since when, in this wait of the main thread, all have waited, and where they stood."""
         self._flushing = False
         self._error: tuple[int | None, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
@@ -101,6 +101,7 @@ class ThreadsEngine(Engine):
 
     def _until(self, condition: Callable[[], bool]) -> None:
         """Waits in the main thread for `condition` or a worker's error; keeps workers going."""
+        self._stalled = None
         while True:
             with self._changed:
                 self._start_threads()
@@ -114,11 +115,11 @@ class ThreadsEngine(Engine):
 
     def _check_not_stalled(self) -> None:
         """Ends a wait in which all workers wait for one another, which nothing else would end."""
-        standing = [(w.clock, w.unsent, self._limit(w)) for w in self.workers]
         if not self._unfinished() or not self._threads or self._threads.keys() - self._waiting:
             self._stalled = None
             return
         now = time.monotonic()
+        standing = self._available, [(w.clock, w.unsent, self._limit(w)) for w in self.workers]
         if self._stalled is None or self._stalled[1] != standing:
             self._stalled = now, standing
         elif now - self._stalled[0] > _STALLED_SECONDS:
