@@ -138,9 +138,18 @@ class OnProcesses(keras.callbacks.Callback):
 def goes_on_after(pid, seconds):
     """A process that lets a stopped one go on.
 
-    A thread of this one might not: a call of TensorFlow may hold Python's lock until all answer.
+    A thread of this one might not: calls of TensorFlow may hold Python's lock.
     """
-    code = f"import os, time; time.sleep({seconds}); os.kill({pid}, {int(signal.SIGCONT)})"
+    return _signals_after(pid, seconds, signal.SIGCONT)
+
+
+def is_stopped_after(pid, seconds):
+    """A process that stops another, whatever this one is doing by then."""
+    return _signals_after(pid, seconds, signal.SIGSTOP)
+
+
+def _signals_after(pid, seconds, number):
+    code = f"import os, time; time.sleep({seconds}); os.kill({pid}, {int(number)})"
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", code])
 
 

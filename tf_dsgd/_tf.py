@@ -1,4 +1,4 @@
-"""The module that touches private TensorFlow or Keras names (with `_tf_server`, for servers).
+"""The module that touches private TensorFlow or Keras names (with `_tf_remote` and `_tf_server`).
 
 Each name says why it is needed and in which versions it was seen to work
 (TensorFlow 2.21.0, Keras 3.15.1). Everything else in the package uses public API.
@@ -7,7 +7,7 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -29,9 +29,6 @@ from tensorflow.python.distribute import input_lib as _input_lib
 # The eager context tells whether devices are initialised, which no public call does. TF 2.21.
 from tensorflow.python.eager import context as _context
 
-# Workers' threads each run their calls on an executor of their own. TF 2.21.
-from tensorflow.python.eager import executor as _executor
-
 # A variable whose handle depends on who is traced needs the base class that implements all
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
@@ -49,13 +46,24 @@ def make_variable(
 
     `tf.Variable` would ask the strategy whose scope is open; the class itself does not.
     """
-    if shape is not None and not tf.TensorShape(shape).is_fully_defined():
-        value = value() if callable(value) else value
-        return SizeChangingVariable(value, device=device, dtype=dtype, shape=shape, name=name)
-    with tf.init_scope(), tf.device(device):
-        return _resource_variable_ops.ResourceVariable(
-            value, trainable=False, dtype=dtype, shape=shape, name=name
-        )
+    with tf.init_scope():
+        value = _here(value, dtype)
+        if shape is not None and not tf.TensorShape(shape).is_fully_defined():
+            return SizeChangingVariable(value, device=device, dtype=dtype, shape=shape, name=name)
+        with tf.device(device):
+            return _resource_variable_ops.ResourceVariable(
+                value, trainable=False, dtype=dtype, shape=shape, name=name
+            )
+
+
+def _here(value: Any, dtype: Any = None) -> tf.Tensor:
+    """A tensor of this process, whatever device was asked for.
+
+    On another task TensorFlow would make a constant by a call of its own, and hold Python's lock
+    until that one answers.
+    """
+    with tf.device(None), tf.device("CPU:0"):
+        return tf.convert_to_tensor(value() if callable(value) else value, dtype)
 
 
 class SizeChangingVariable:
@@ -71,17 +79,22 @@ class SizeChangingVariable:
     ):
         self.dtype = tf.as_dtype(dtype)
         self.shape = tf.TensorShape(shape)
-        with tf.init_scope(), tf.device(device):
-            self._variable = make_variable(self._wrapped(value), device=device, name=name)
+        with tf.init_scope():
+            value, any_size = _here(value, dtype), _here(-1)
+            with tf.device(device):
+                first = self._wrapped(value, any_size)
+                self._variable = _resource_variable_ops.ResourceVariable(
+                    first, trainable=False, name=name
+                )
 
     @property
     def handle(self) -> tf.Tensor:
         """The resource."""
         return self._variable.handle
 
-    def _wrapped(self, value: Any) -> tf.Tensor:
+    def _wrapped(self, value: Any, any_size: Any = -1) -> tf.Tensor:
         empty = tf.raw_ops.EmptyTensorList(
-            element_shape=-1, max_num_elements=-1, element_dtype=self.dtype
+            element_shape=any_size, max_num_elements=any_size, element_dtype=self.dtype
         )
         return tf.raw_ops.TensorListPushBack(
             input_handle=empty, tensor=tf.convert_to_tensor(value, self.dtype)
@@ -316,84 +329,6 @@ def slot_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     Keras's guide to writing an optimizer uses this method.
     """
     return optimizer._get_variable_index(variable)
-
-
-def own_address() -> str:
-    """Where this process's server in the cluster listens: what no task has, TensorFlow picks."""
-    server_def = _context.get_server_def()
-    tasks = next(j for j in server_def.cluster.job if j.name == server_def.job_name).tasks
-    return str(tasks[server_def.task_index])
-
-
-def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:
-    """Adds tasks to the cluster this process is connected to, or meets their new incarnations.
-
-    Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
-
-    Args:
-        job: of all of them.
-        joining: the address of each that is added.
-        absent: those that leave.
-
-    `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
-    `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
-    """
-    server_def = _context.get_server_def()
-    tasks = next(j for j in server_def.cluster.job if j.name == job).tasks
-    for other in absent:
-        tasks.pop(other, None)
-    for index, address in joining.items():
-        tasks[index] = address
-    _context.context().update_server_def(server_def)
-
-
-def keep_functions() -> None:
-    """From here on TensorFlow's functions live as long as the process.
-
-    As each is freed the context tells all tasks of it, and prints an error for each that is gone;
-    one that is stopped it waits for, 20 s and more. TF 2.21 has no setting for that.
-    """
-    _context.context().remove_function = lambda name: None
-
-
-class _Unawaited(_executor.Executor):
-    """TensorFlow's handle of an executor, which waits as it is freed."""
-
-    __slots__ = ()
-
-    def wait(self) -> None:
-        """Waits for nothing."""
-
-
-class SynchronousExecutor:
-    """Runs a thread's operations one after another, each done when its call returns.
-
-    Every worker's thread has one, so that threads do not wait for each other's remote calls.
-    `ClusterCoordinator` does the same with `tensorflow.python.eager.executor`. TF 2.21.
-    """
-
-    def __init__(self) -> None:
-        self._executor = _executor.new_executor(enable_async=False)
-
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
-        """Within, this thread's operations run on it.
-
-        `executor_scope` would end with a wait for all that other threads have under way on the
-        default executor: once a task is lost, 20 s for its variables to be freed.
-        """
-        context = _context.context()
-        default = context.executor
-        default.__class__ = _Unawaited
-        context.executor = self._executor
-        try:
-            yield
-        finally:
-            context.executor = default
-
-    def clear_error(self) -> None:
-        """After a remote call failed; else the executor raises the error again when it is freed."""
-        self._executor.clear_error()
 
 
 def partitions(function: BoundFunction, device: str, args: Sequence[tf.Tensor]) -> list[Any]:

@@ -22,6 +22,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+# Calls that a server answers at a time, at least.
+_CALLS = 16
+
 
 def leave_python_out() -> None:
     """Keeps what is imported from here on from running `tensorflow/__init__.py`.
@@ -96,7 +99,13 @@ def start(
     from tensorflow.python.framework import errors
     from tensorflow.python.training import server_lib
 
-    config = config_pb2.ConfigProto(intra_op_parallelism_threads=threads)
+    # A round holds a thread of those that answer calls as long as it lasts, and needs another one
+    # when it sends. By default there are as many as cores (TF 2.21): on two, the round of a second
+    # chief, or one that waits for ever for a ps that was lost, would leave none.
+    config = config_pb2.ConfigProto(
+        intra_op_parallelism_threads=threads,
+        inter_op_parallelism_threads=max(_CALLS, os.cpu_count() or 1),
+    )
     config.gpu_options.allow_growth = True
     if not gpus:
         config.device_count["GPU"] = 0

@@ -1,15 +1,15 @@
 """By what this process's gRPC channels tell that a task does not answer: pings, and for how long.
 
-TensorFlow's calls to a task that is stopped wait without end. Where it tells all tasks of a new
-function, or of one that is freed, it holds Python's lock meanwhile: no thread of Python runs then,
-not the one that asks tasks whether they are there (`engine.heartbeat`), and not Ctrl-C. gRPC pings
-from threads of its own, and ends what waits for a task that does not answer a ping.
+TensorFlow's calls to a task that is stopped wait without end, some of them with Python's lock held:
+no thread of Python runs then, not the one that asks tasks whether they are there
+(`engine.heartbeat`), and not Ctrl-C. gRPC pings from threads of its own, and ends what waits for a
+task that does not answer a ping.
 
 A server of TensorFlow takes pings for an attack that come without an answer of its own between
 them: at the fourth it closes the connection (gRFC A8, whose limits TF 2.21 does not let one set). A
 client sends one after each call, and from then on one a minute. A worker may take longer than that
-for a round, and so may the ps that waits for its message; so while workers work, the chief has all
-tasks answer a call every `ASK_SECONDS`, by which the count begins anew.
+for a round, and so may the ps that waits for its message; so the chief has all tasks answer a call
+every `ASK_SECONDS`, by which the count begins anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _MOST_MS = (1 << 31) - 1
 # Until a connection is made, at most, where gRPC allows 20 s: one that is stopped takes it, and
-# says nothing, and each function of which TensorFlow tells it may wait for that.
+# says nothing, and each call to it may wait for that.
 _CONNECT_SECONDS = 2.0
 ASK_SECONDS = 20.0
 

@@ -178,11 +178,13 @@ class TFCluster(Cluster):
             second is refused. Above 0, below 1e9; None: they wait. It cannot be done, and they
             wait, where a message depends on what only its worker has (`optimizer_state="local"`,
             `local_rule="optimizer"`, elastic averaging), or travels during the next round
-            (`push_every` below `fetch_every`).
+            (`push_every` below `fetch_every`); where no rule waits, one that answers nothing then
+            counts as lost some seconds later.
 
     Raises:
         ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.
-        TimeoutError: if tasks are missing after `connect_timeout_seconds`, naming them.
+        TimeoutError: if tasks are missing after `connect_timeout_seconds`, or one has not answered
+            for `worker_timeout_seconds` while it was connected to, naming them.
         RuntimeError: if a task runs another version of the package, or this process is connected
             to another cluster.
         OSError: if the chief's port is in use.

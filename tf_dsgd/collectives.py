@@ -211,13 +211,8 @@ class Group:
             message = f"{who} ended or cannot be reached, while {self._me} waited. "
             self._fail(ConnectionError(message + after), error)
         if late:
-            others = [name for rank, name in enumerate(self.names) if rank != self.rank]
             message = (
-                f"{self._me.capitalize()} waited {self.timeout_seconds:g} s, and "
-                f"{'one of ' if len(others) > 1 else ''}{_and(others)} did not come, though "
-                f"{'all answer' if len(others) > 1 else 'it answers'}: stopped, busy, or doing "
-                "something else. If that is right, as when one writes a large file, give all "
-                "of them a timeout_seconds above it. "
+                f"{self._me.capitalize()} waited {self.timeout_seconds:g} s, and {self._late()} "
             )
             self._fail(TimeoutError(message + after), error)
         lines = [line for line in str(error).split("\n") if line.strip()]
@@ -225,6 +220,25 @@ class Group:
         reason = lines[where[0] + 1] if where else lines[0]
         message = f"The connection of {self._me} broke while it waited: {reason} "
         self._fail(ConnectionError(message + after), error)
+
+    def _late(self) -> str:
+        """Who did not come, though its port is open."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        silent = probing.not_answering(map(self._address, others), _PROBE_SECONDS)
+        stopped = [self.names[rank] for rank in others if self._address(rank) in silent]
+        if stopped:
+            plural = len(stopped) > 1
+            return (
+                f"{_and(stopped)} did not come and {'do' if plural else 'does'} not answer: "
+                f"{'they are' if plural else 'it is'} stopped, or cannot be reached."
+            )
+        plural = len(others) > 1
+        return (
+            f"{'one of ' if plural else ''}{_and(self.names[rank] for rank in others)} did not "
+            f"come, though {'all answer' if plural else 'it answers'}: it is busy, or does "
+            "something else. If that is right, as when one writes a large file, give all of them "
+            "a timeout_seconds above it."
+        )
 
 
 class Program:

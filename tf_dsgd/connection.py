@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, channels, listening, probing, tasks
+from tf_dsgd import _tf, _tf_remote, channels, listening, probing, resuming, sockets, tasks
+from tf_dsgd.aside import Aside
 
 _LOOK_SECONDS = 0.2  # between two attempts to reach a task that is not there yet
 _MESSAGE_SECONDS = 5.0  # between two messages that say what is waited for
@@ -19,6 +22,7 @@ _GRACE_SECONDS = 3.0  # for the other workers, once one is there
 _PROBE_SECONDS = 1.0  # until a task that does not answer counts as absent
 _GLANCE_SECONDS = 0.2  # the same, for one that is asked again a second later
 _ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for without end
+_CALL_SECONDS = 1.0  # between two looks at who is called
 _LEFT_SECONDS = 0.5  # between a worker's leaving and its joining anew; twice that after a failure
 _MOST_LEFT_SECONDS = 8.0
 _FIRST_JOIN_SECONDS = 30.0  # for a worker to join while a strategy is made
@@ -49,6 +53,7 @@ class Connection:
     ):
         self.tasks = cluster
         self._used = used
+        self._silent = silent_seconds
         self.workers = sorted(cluster.workers)
         self.shards_on_workers = not cluster.ps
         self.mute: set[str] = set()
@@ -68,19 +73,43 @@ class Connection:
         """Those that were lost, or failed as they joined, since."""
         self._left: dict[int, tuple[float, float]] = {}
         """When they left to join anew, and how long they stay away."""
-        self._join: _Join | None = None
-        """One that is under way, or whose end nobody has looked at."""
+        self._join: tuple[int, Aside] | None = None
+        """The worker that is being added, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
         self._connect(here)
-        self._executor = _tf.SynchronousExecutor()
+        self.reasons: list[Callable[[tf.errors.OpError], RuntimeError | None]] = []
+        """Each tells what the failure of a call may be due to."""
+        _tf_remote.tell_without_waiting()
+        _tf_remote.explain_calls(self._reason)
+        self._main = _tf_remote.SynchronousExecutor()
+        self.use()
+        self._executor = _tf_remote.SynchronousExecutor()
+        self.asked = "", 0.0
+        """Who was asked to answer a call last, and when."""
         self._answer = tf.function(_answer).get_concrete_function()
         for job, index in cluster.of_shards:
             self._check_version(job, index)
         for index in sorted(here.difference(i for job, i in cluster.of_shards if job == "worker")):
             try:
-                self._check_version("worker", index)
+                check = functools.partial(self._check_version, "worker", index)
+                self.call(self.workers.index(index), check)
             except tf.errors.OpError:  # it is gone again, or stopped, and may come later
                 self._estranged.add(index)
+
+    def use(self) -> None:
+        """Has this thread's calls to tasks return when they are done: the one that trains."""
+        self._main.use()
+        self._trains = threading.get_ident()
+
+    def _reason(self, error: tf.errors.OpError) -> RuntimeError | None:
+        """Why a call of the thread that trains failed, if it is known: in `evaluate`, or a loop.
+
+        Others' calls are looked at where they are made.
+        """
+        if threading.get_ident() != self._trains:
+            return None
+        found = (reason(error) for reason in reversed(self.reasons))
+        return next((reason for reason in found if reason is not None), None)
 
     # -- devices ----------------------------------------------------------------------------
 
@@ -141,6 +170,37 @@ class Connection:
         places = {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
         return [places[address] for address in probing.not_answering(places, seconds)]
 
+    def call(self, m: int, action: Callable[[], Any]) -> Any:
+        """What `action` gives, which calls worker number m for a thread that others wait for.
+
+        That waits no longer than a worker takes to show that it is there. All that do not are taken
+        for lost at once, so that none of them is waited for next.
+
+        Raises:
+            tf.errors.OpError: if it does not, or the call failed.
+        """
+        if self.shards_on_workers:  # nobody goes on without it
+            return action()
+        address = self.worker_address(m)
+        call = None if address in self.mute else Aside(action, f"tf_dsgd calls worker {m}")
+        while call is not None and not call.wait(_CALL_SECONDS):
+            if address in self.silence(self.tasks.workers.values()):
+                call = None
+        if call is None:
+            raise tf.errors.UnavailableError(None, None, "It does not answer.")
+        return call.result()
+
+    def silence(self, addresses: Iterable[str]) -> set[str]:
+        """Ends calls to those of the addresses that do not answer for some seconds; gives them."""
+        seconds = min(_ANSWER_SECONDS, self._silent)
+        silent = probing.not_answering(addresses, seconds)
+        for address in sorted(silent):
+            if address not in self.mute:
+                say(f"{self.name_at(address)} has not answered for {seconds:g} s")
+            self.mute.add(address)
+            sockets.close_connections(address)
+        return silent
+
     def present(self) -> list[bool]:
         """Which workers are there now; those that came, or came back, join."""
         return [self._is_present(m) for m in range(len(self.workers))]
@@ -149,9 +209,10 @@ class Connection:
         if not self.worker_listens(m):
             return False
         index = self.workers[m]
-        if index in self._known - self._estranged and self._is_the_same(index):
-            return True
         try:
+            same = functools.partial(self._is_the_same, index)
+            if index in self._known - self._estranged and self.call(m, same):
+                return True
             return self.worker_listens(m) and self.join(m, _FIRST_JOIN_SECONDS)
         except tf.errors.OpError:  # it is gone again, and may come later
             self.estrange(m, joining=True)
@@ -161,26 +222,28 @@ class Connection:
         """Adds worker number m, which came or came back, and listens; whether that is done.
 
         TensorFlow waits, without end, for a task that stops or dies in the moment in which it is
-        added. So it is added in a thread: who calls waits `seconds`, and may call again. One
+        added. So it is added in a thread: who calls first waits `seconds`, and calls again. One
         worker is added at a time.
 
         Raises:
             UnequalVersions: if it runs another version of the package.
             tf.errors.OpError: if it is gone again.
         """
+        begins = self._join is None
         if self._join is None:
             left, stays = self._left.get(self.workers[m], (0.0, 0.0))
             stays_away = time.monotonic() - left < stays
             if stays_away or not probing.answers(self.worker_address(m), _GLANCE_SECONDS):
                 return False
-            self._join = _Join(m, self._add)
-        join = self._join
-        if not join.wait(seconds):
+            self._join = m, Aside(lambda: self._add(m), f"tf_dsgd adds worker {m}")
+        worker, adding = self._join
+        if not adding.wait(seconds if begins else 0.0):
             return False
         self._join = None
-        if join.error is not None and join.worker == m:
-            raise join.error
-        return join.error is None and join.worker == m and self.workers[m] in self._known
+        if worker != m:
+            return False
+        adding.result()
+        return self.workers[m] in self._known
 
     def estrange(self, m: int, *, joining: bool = False) -> None:
         """Worker number m was lost, or failed as it joined: it may not know all functions.
@@ -200,7 +263,8 @@ class Connection:
         absent = {i for i in others if self.tasks.workers[i] in silent}
         if index in self._estranged & self._known and self._is_the_same(index):
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
-            # that it was told of while it did not answer, or had lost its connection (TF 2.21).
+            # that it was told of while it did not answer, or that were lost with its connection
+            # (TF 2.21).
             self._change({}, absent | {index})
             self._known = self._known - absent - {index}
             # What it had there is freed when its last call has ended, by a number that the next
@@ -214,13 +278,21 @@ class Connection:
         self._check_version("worker", index, UnequalVersions)
 
     def _change(self, joining: dict[int, str], absent: set[int]) -> None:
+        """Tells TensorFlow who its workers are; it waits for all, and all calls wait for that.
+
+        One that stops in this moment is found out here, and not waited for.
+        """
         self.changes += 1
-        _tf.change_tasks("worker", joining, absent)
+        change = functools.partial(_tf_remote.change_tasks, "worker", joining, absent)
+        changing = Aside(change, "tf_dsgd changes the cluster")
+        while not changing.wait(_CALL_SECONDS):
+            self.silence(self.tasks.workers.values())
+        changing.result()
 
     def ask(self, addresses: set[str]) -> None:
         """Has tasks there answer a call: connections on which long ones wait live by it.
 
-        For a thread of its own: one that stops in this moment is waited for (`tf_dsgd.channels`).
+        For a thread of its own: one that stops in this moment is waited for.
         """
         places = {("worker", i): self.tasks.workers[i] for i in self._known}
         places |= {("ps", i): address for i, address in self.tasks.ps.items()}
@@ -228,6 +300,7 @@ class Connection:
             for (job, index), address in places.items():
                 if address not in addresses:
                     continue
+                self.asked = address, time.monotonic()
                 try:
                     with tf.device(_device(job, index)):
                         self._answer()
@@ -260,8 +333,12 @@ class Connection:
         start = said = time.monotonic()
         complete: float | None = None
         while True:
-            workers = {i for i in self.workers if probing.reachable(self.tasks.workers[i], 1.0)}
-            absent = self.silent_shards()
+            # One that is stopped takes connections, and TensorFlow would wait for it.
+            silent = probing.not_answering(self.addresses(), _PROBE_SECONDS)
+            workers = {i for i in self.workers if self.tasks.workers[i] not in silent}
+            shards = [self.tasks.jobs[job][index] for job, index in self.tasks.of_shards]
+            self._check_not_ended(shards)
+            absent = [self.name_at(address) for address in shards if address in silent]
             now = time.monotonic()
             if not absent and workers:
                 complete = complete or now
@@ -280,6 +357,19 @@ class Connection:
                     said = now
                     say(f"waiting for {', '.join(absent)}")
             time.sleep(_LOOK_SECONDS)
+
+    def _check_not_ended(self, shards: list[str]) -> None:
+        """Raises an error where nobody will start again what has to be there."""
+        ended = resuming.ended()
+        gone = ended.intersection(shards)
+        if ended.issuperset(self.tasks.workers.values()):
+            gone.update(self.tasks.workers.values())
+        if gone:
+            names = ", ".join(self.name_at(address) for address in sorted(gone))
+            raise RuntimeError(
+                f"{names} ended before this process was connected to it. {self._needed} "
+                f"To start again: {resuming.command()}"
+            )
 
     def _connect(self, workers: set[int]) -> None:
         if _tf.devices_initialised() and not self._used:
@@ -310,8 +400,26 @@ class Connection:
             protocol="grpc",
             cluster_device_filters=filters,
         )
-        tf.config.list_logical_devices()  # opens them, and with them this process's server
-        listening.keep_to(_tf.own_address())
+        self._open(sorted(workers))
+        listening.keep_to(_tf_remote.own_address())
+
+    def _open(self, workers: list[int]) -> None:
+        """Opens the devices, and with them this process's server.
+
+        TensorFlow waits without end for a task that was stopped since it was asked whether it is
+        there, and before it was connected to.
+        """
+        opening = Aside(tf.config.list_logical_devices, "tf_dsgd connects")
+        addresses = [*self.tasks.ps.values(), *(self.tasks.workers[index] for index in workers)]
+        while not opening.wait(_LOOK_SECONDS):
+            silent = probing.not_answering(addresses, self._silent)
+            if silent:
+                names = ", ".join(self.name_at(address) for address in sorted(silent))
+                raise TimeoutError(
+                    f"{names} stopped answering {self._silent:g} s ago, while this process "
+                    "connected to it, and TensorFlow waits for it. Start this script again."
+                )
+        opening.result()
 
     def _check_version(
         self, job: str, index: int, error: type[RuntimeError] = RuntimeError
@@ -329,30 +437,6 @@ class Connection:
                 f"{self.tasks.name(job, index)} runs tf_dsgd {theirs}, the chief "
                 f"{tf_dsgd.__version__}. Install one version on all tasks and restart them."
             )
-
-
-class _Join:
-    """A worker being added, in a thread."""
-
-    def __init__(self, worker: int, add: Callable[[int], None]):
-        self.worker = worker
-        self.error: Exception | None = None
-        self._add = add
-        self._thread = threading.Thread(
-            target=self._run, name=f"tf_dsgd adds worker {worker}", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._add(self.worker)
-        except Exception as error:  # raised by whoever waits
-            self.error = error
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it is done within that time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
 
 
 class UnequalVersions(RuntimeError):

@@ -36,10 +36,11 @@ from tf_dsgd.launch_options import parse
 # not need.
 THREADS = "TF_DSGD_THREADS"
 PARENT_FD = "TF_DSGD_PARENT_FD"
-# What it tells the script: the command that starts all of it again, and a file, open, where the
-# chief notes its last checkpoint (`tf_dsgd.resuming`).
+# What it tells the script: the command that starts all of it again, and two files, open: where the
+# chief notes its last checkpoint, and where it finds who has ended (`tf_dsgd.resuming`).
 COMMAND = "TF_DSGD_COMMAND"
 BACKUP_FD = "TF_DSGD_BACKUP_FD"
+ENDED_FD = "TF_DSGD_ENDED_FD"
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
 
@@ -85,6 +86,12 @@ class _Task:
     process: subprocess.Popen[bytes] | None = None
     readers: list[threading.Thread] = dataclasses.field(default_factory=list)
 
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        config = json.loads(self.environment["TF_CONFIG"])
+        return str(config["cluster"][config["task"]["type"]][config["task"]["index"]])
+
     def send(self, number: int) -> None:
         """Signals the process and those it started, which are its process group."""
         if self.process is not None:
@@ -110,6 +117,8 @@ class _Launcher:
         self._command = shlex.join(sys.orig_argv)
         self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
         """Holds the path of the chief's last checkpoint."""
+        self._ended = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        """Holds the addresses of servers that ended and are not started again, a line each."""
 
     def run(self) -> int:
         """The exit code."""
@@ -136,15 +145,18 @@ class _Launcher:
         if sys.platform == "linux":
             tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
             command = [sys.executable, *tie, *command]
-        passed = self._lifeline
-        told = {PARENT_FD: str(passed)}
+        told = {PARENT_FD: self._lifeline}
         if is_script:
-            passed = self._backup.fileno()
-            told = {COMMAND: self._command, BACKUP_FD: str(passed)}
+            told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}
         task.process = subprocess.Popen(
             command,
-            env={**os.environ, **task.environment, **told},
-            pass_fds=(passed,),
+            env={
+                **os.environ,
+                **task.environment,
+                **({COMMAND: self._command} if is_script else {}),
+                **{name: str(number) for name, number in told.items()},
+            },
+            pass_fds=tuple(told.values()),
             # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
             process_group=0,
             stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
@@ -232,6 +244,7 @@ class _Launcher:
                 self._start(task)
             else:
                 self._lost_server = True
+                self._ended.write(f"{task.address}\n".encode())
                 self.say(how)
 
     def _end(self) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tf_dsgd.launch import BACKUP_FD, COMMAND, how_to_go_on
+from tf_dsgd.launch import BACKUP_FD, COMMAND, ENDED_FD, how_to_go_on
 
 
 def advice(backup: str | None) -> str:
@@ -24,29 +22,6 @@ def shards_lost(names: Sequence[str], backup: str | None) -> RuntimeError:
         f"Lost {', '.join(names)}, and the part of the model it held. Tasks that the launcher did "
         f"not start have to be started again. {advice(backup)}"
     )
-
-
-_explanations: list[Callable[[], str | None]] = []
-
-
-def explain_uncaught(explanation: Callable[[], str | None]) -> None:
-    """Has an error that ends this process end with what `explanation` gives, if anything.
-
-    `fit` says by itself why training ends. What fails in a step that runs in the chief, as
-    `evaluate`'s do, is TensorFlow's error, and goes through Keras alone.
-    """
-    if not _explanations:
-        sys.excepthook = functools.partial(_show, sys.excepthook)
-    _explanations.append(explanation)
-
-
-def _show(shown: Callable[..., Any], kind: Any, error: BaseException, trace: Any) -> None:
-    if isinstance(error, Exception):
-        texts = dict.fromkeys(explanation() for explanation in _explanations)
-        for text in texts:
-            if text is not None and text not in str(error):
-                error.add_note(text)
-    shown(kind, error, trace)
 
 
 def command() -> str:
@@ -67,3 +42,12 @@ def note(backup: str | None) -> None:
     with contextlib.suppress(OSError):  # a process of the script's own has not inherited the file
         os.ftruncate(int(passed), 0)
         os.pwrite(int(passed), (backup or "").encode(), 0)
+
+
+def ended() -> set[str]:
+    """The addresses of tasks that have ended, and that the launcher, if any, starts no more."""
+    passed = os.environ.get(ENDED_FD, "")
+    if passed.isdecimal():
+        with contextlib.suppress(OSError):
+            return set(os.pread(int(passed), 1 << 20, 0).decode(errors="replace").split())
+    return set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -41,6 +42,27 @@ def place(address: object) -> tuple[str, int] | None:
     if not isinstance(address, tuple):
         return None  # of another kind of socket
     return str(address[0]).split("%")[0].removeprefix("::ffff:"), int(address[1])
+
+
+def close_connections(address: str) -> int:
+    """Closes all TCP connections of this process to "host:port"; gives their number.
+
+    They are gRPC's, which finds them broken. Where a process cannot list its own files (Windows)
+    nothing is closed.
+    """
+    host, port = address.rsplit(":", 1)
+    try:
+        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return 0
+    places = {place(entry[4]) for entry in entries}
+    closed = 0
+    for connection in of_this_process():
+        with contextlib.suppress(OSError):
+            if place(connection.getpeername()) in places:
+                connection.shutdown(socket.SHUT_RDWR)
+                closed += 1
+    return closed
 
 
 def established(port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:

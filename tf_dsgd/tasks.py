@@ -6,6 +6,7 @@ Nothing here opens a device or starts a server.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import ipaddress
@@ -342,11 +343,11 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str, ps: bool) -> None:
             'script, and most keep their weights on ps tasks. Add "chief": ["host:port"] and '
             '"ps": ["host:port"], and run "python -m tf_dsgd.serve" on the worker and ps tasks.'
         )
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, str], str] = {}
     for job, tasks in jobs.items():
         for index, address in tasks.items():
             task = f"{job} {index}"
-            other = seen.setdefault(_LOOPBACK.sub("localhost:", address.lower()), task)
+            other = seen.setdefault(_place(address), task)
             if other != task:
                 raise ValueError(
                     f'{where} gives {other} and {task} the same address "{address}". Every task '
@@ -354,8 +355,15 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str, ps: bool) -> None:
                 )
 
 
-# Names of this machine that are one; others may be, but that only a look-up would tell.
-_LOOPBACK = re.compile(r"^(127\.0\.0\.1|\[::1\]):")
+def _place(address: str) -> tuple[str, str]:
+    """The same for all ways to write an address, as far as it takes no look-up to tell."""
+    host, _, port = address.lower().rpartition(":")
+    host = host.strip("[]").removesuffix(".")
+    with contextlib.suppress(ValueError):  # it is a name
+        found = ipaddress.ip_address(host)
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        host = str(mapped or found)
+    return "localhost" if host in ("127.0.0.1", "::1") else host, port
 
 
 def _addresses(addresses: Any, where: str) -> dict[int, str]:

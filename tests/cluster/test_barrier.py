@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 
 import pytest
@@ -44,13 +45,15 @@ def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
     assert "lost" not in log(process)
 
 
-def test_without_ps_tasks_a_killed_worker_is_an_error_that_names_it():
-    options = (*MODULE, "--workers", "2", "--ps", "0")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_ps_tasks_a_lost_worker_is_an_error_that_names_it(number):
+    """Others wait for what a stopped one holds, without end."""
+    options = (*MODULE, "--workers", "3", "--ps", "0")
     with processes.started(*options, str(SCRIPTS / "no_ps.py")) as process:
-        address, pid = roles(process, 2)["worker 1"]
+        address, pid = roles(process, 3)["worker 1"]
         said(process, "TRAINING")
         start = time.monotonic()
-        processes.kill(pid)
+        os.kill(pid, number)
         code, _ = exit_of(process, 60.0)
         assert time.monotonic() - start < 45.0  # the error, and TensorFlow's own ending
     assert code == 1, log(process)

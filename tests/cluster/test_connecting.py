@@ -77,6 +77,32 @@ def test_tasks_come_late_and_outlive_the_chief():
         assert "FIT" not in worker_1.text
 
 
+def test_two_chiefs_at_once():
+    """Each has its own variables; a round of one leaves threads for what the other's sends."""
+    with contextlib.ExitStack() as stack:
+        one, other, w0, w1, ps = stack.enter_context(processes.addresses(5))
+
+        def start(job, index, chief, *program):
+            cluster = {"chief": [chief], "worker": [w0, w1], "ps": [ps]}
+            config = processes.tf_config(job, index, **cluster)
+            return stack.enter_context(processes.started(*program, TF_CONFIG=config))
+
+        for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
+            start(job, index, one, "-m", "tf_dsgd.serve")
+        script = (TRAIN, json.dumps({"steps": 500, "epochs": 10_000}))
+        chiefs = [start("chief", 0, address, *script) for address in (one, other)]
+        for chief in chiefs:
+            steps_where(chief, lambda s: min(s) > 50, processes.START_SECONDS)
+        for chief in chiefs:
+            epoch = int(chief.line_with("EPOCH").split()[1])
+            chief.line_with(f"EPOCH {epoch + 2}", 60.0)
+        for chief in chiefs:
+            got = stop(chief)
+            assert exit_of(chief, 20.0)[0] == 0, log(chief)
+            assert got["sparse"] == got["dense"] == [got["epochs"]]
+            assert got["steps"] == 500 * got["epochs"]
+
+
 # -- configurations -------------------------------------------------------------------------
 
 

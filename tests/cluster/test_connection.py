@@ -18,6 +18,7 @@ def connection(monkeypatch):
         tf.train.ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
     )
     made.workers, made._known, made._join, made._left = [0, 1], {0, 1}, None, {}
+    made.shards_on_workers = False
     made.added, made.go_on, made.error = [], threading.Event(), None
 
     def add(worker):
@@ -37,6 +38,7 @@ def test_a_worker_that_stops_while_it_is_added_holds_nobody(connection):
     assert not connection.join(1, 0.01)
     assert not connection.join(0, 0.01)  # one at a time
     connection.go_on.set()
+    assert connection._join[1].wait(30.0)
     assert not connection.join(0, 30.0)  # that was the other one
     assert connection.join(0, 30.0)
     assert connection.added == [1, 0]

@@ -106,9 +106,9 @@ def test_a_task_listens_at_its_own_address():
 
 CHIEF = """
 import sys, tf_dsgd
-from tf_dsgd import _tf
+from tf_dsgd import _tf_remote
 strategy = tf_dsgd.DownpourStrategy()
-print("CHIEF", _tf.own_address(), flush=True)
+print("CHIEF", _tf_remote.own_address(), flush=True)
 sys.stdin.read()
 """
 

@@ -116,11 +116,7 @@ def test_a_worker_that_is_stopped_counts_as_lost_and_joins_when_it_goes_on(push_
 @pytest.mark.parametrize("how", [(), ("stopped",)], ids=["killed", "stopped"])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
-    """The other one alone, with periods of 1, is plain Keras; its functions touch one variable.
-
-    TensorFlow holds Python's lock until all tasks have answered that they know a new function: one
-    that is stopped is found by gRPC, and until it is no thread of Python runs.
-    """
+    """The other one alone, with periods of 1, is plain Keras; its functions touch one variable."""
     script = str(SCRIPTS / "lost_in_trace.py")
     options = (*MODULE, "--workers", "2", "--ps", "2")
     with processes.started(*options, script, *how, str(lost)) as process:
@@ -128,6 +124,100 @@ def test_a_worker_is_lost_while_the_step_is_traced(lost, how):
         assert int(steps) == 60, log(process)
         assert float(weights) < 1e-6 and float(logs) < 1e-4, log(process)
         assert said(process, "tf_dsgd: lost worker").count(f"worker {lost}")
+
+
+@pytest.mark.parametrize("after", [0.4, 2.5])
+def test_nobody_waits_for_a_worker_that_is_stopped(after):
+    """Whenever it is, and whatever is new afterwards: fits, a model, `evaluate`, operations.
+
+    Tasks are told of all functions; variables are made on workers. What only waits for its last
+    mini-batches waits half a second. Nothing takes a quarter of what makes it count as lost.
+    """
+    took, longest_lock, stopped = while_stopped("worker", after, 150.0)
+    assert stopped
+    assert max(took.values()) < 30.0, took
+    assert longest_lock < 10.0
+
+
+def test_a_worker_is_stopped_before_the_strategy_is_made():
+    """Its kernel takes connections, and TensorFlow would wait for it without end."""
+    script = str(SCRIPTS / "stopped_first.py")
+    with processes.started(*MODULE, "--workers", "3", "--ps", "1", script, "before") as process:
+        took, stopped, joined, steps, expected = report(process, "RESULT", 120.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert took < 15.0
+    assert stopped and joined
+    assert steps == expected
+
+
+def test_a_worker_is_stopped_as_it_is_connected_to():
+    """TensorFlow cannot be told to go on without it."""
+    script = str(SCRIPTS / "stopped_first.py")
+    with processes.started(*MODULE, "--workers", "3", "--ps", "1", script, "connecting") as process:
+        took, error = report(process, "RESULT", 120.0)
+        exit_of(process, 60.0)
+    assert 20.0 <= took < 30.0
+    assert error.startswith("worker 1 at ")
+    assert "stopped answering 20 s ago" in error
+
+
+def test_a_worker_is_stopped_as_another_joins():
+    """TensorFlow asks all workers then, and only the one that joins waits for the answers."""
+    script = str(SCRIPTS / "stopped_as_joins.py")
+    options = (*MODULE, "--workers", "3", "--ps", "1", "--restart_workers", "1")
+    with processes.started(*options, script) as process:
+        longest, back, counted, expected = report(process, "RESULT", 150.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert longest < 15.0
+    assert back, log(process)
+    assert counted == [expected] * len(counted)
+
+
+SHARED = '{"push_every": 8, "fetch_every": 2}'  # any worker can compute any message
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        ("_bring_outputs", "drains", "chief", SHARED),
+        ("_bring_outputs", "drains", "workers", SHARED),
+        ("_send", "drains", "chief", SHARED),
+        ("_inputs", "trains", "workers", SHARED),
+        ("_inputs", "trains", "chief", '{"push_every": 2, "fetch_every": 4}'),
+        ("_inputs", "trains", "workers", '{"local_rule": "optimizer"}'),
+    ],
+)
+def test_a_drain_does_not_wait_for_a_worker_that_is_stopped(moment):
+    """As it shows what it has, sends, or computes.
+
+    Others do what they can. Where nobody can send its message, it is lost before its time.
+    """
+    script = str(SCRIPTS / "stopped_as.py")
+    with processes.started(*MODULE, "--workers", "3", "--ps", "1", script, *moment) as process:
+        took, counted, expected = report(process, "RESULT", 150.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert took < 20.0
+    assert counted == [expected] * len(counted)
+
+
+@pytest.mark.parametrize("after", [0.0])
+def test_a_ps_that_goes_on_again_in_time(after):
+    """It is told of functions when it goes on, some after they are called."""
+    took, longest_lock, stopped = while_stopped("ps", after, 9.0)
+    assert not stopped
+    assert max(took.values()) > 5.0, took
+    assert longest_lock < 4.0
+
+
+def while_stopped(job, after, seconds):
+    """The seconds that things took, the longest without Python, and whether it is still stopped."""
+    script = str(SCRIPTS / "stopped.py")
+    options = (*MODULE, "--workers", "3", "--ps", "2")
+    with processes.started(*options, script, job, str(after), str(seconds)) as process:
+        *found, counted, expected = report(process, "RESULT", 200.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert counted == [expected] * len(counted)
+    return found
 
 
 @pytest.mark.skipif(not os.environ.get("TF_DSGD_LONG"), reason="5 minutes; set TF_DSGD_LONG=1")
@@ -138,6 +228,18 @@ def test_a_round_may_take_longer_than_a_server_takes_pings():
     with processes.started(*MODULE, "--workers", "1", "--ps", "1", script, "300") as process:
         steps, expected, lost = report(process, "RESULT", 400.0)
         assert steps == expected and not lost, log(process)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+
+
+@pytest.mark.parametrize("job", ["worker", "ps"])
+def test_a_task_that_is_there_and_answers_no_calls_counts_as_lost(job):
+    script = str(SCRIPTS / "unresponsive.py")
+    with processes.started(*MODULE, "--workers", "2", "--ps", "1", script, job) as process:
+        if job == "ps":
+            assert report(process, "ERROR", 120.0).startswith("Lost ps 0 at "), log(process)
+        else:
+            steps, expected = report(process, "RESULT", 120.0)
+            assert steps == expected and "tf_dsgd: lost worker 0 at " in log(process), log(process)
         assert exit_of(process, 60.0)[0] == 0, log(process)
 
 
@@ -176,8 +278,19 @@ def test_one_worker_comes_back_and_another_stays_away():
     with processes.started(*MODULE, "--workers", "3", "--ps", "1", script) as process:
         came_back, longest, steps, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
-    assert came_back and steps == expected
+    assert came_back and steps == expected, log(process)
     assert longest < 10.0
+
+
+def test_two_threads_find_a_worker_lost():
+    """Its own and the main one; it was fenced twice, and by shards in different order."""
+    script = str(SCRIPTS / "lost_twice.py")
+    with processes.started(*MODULE, "--workers", "2", "--ps", "2", script) as process:
+        incarnations, before, after, steps, expected = report(process, "RESULT", 120.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert incarnations == [1, 1, 1]
+    assert after > before > 0
+    assert steps == expected
 
 
 def test_a_worker_that_was_replaced_before_anybody_noticed():
@@ -314,41 +427,6 @@ def test_a_ps_that_is_stopped_counts_as_lost():
 # -- interrupts -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["trace", "evaluate"])
-def test_a_ps_that_is_lost_is_named_whatever_was_under_way(when):
-    """What runs in the chief fails with TensorFlow's own error, which ends with the reason."""
-    script = str(SCRIPTS / "lost_ps.py")
-    with processes.started(*MODULE, "--workers", "1", "--ps", "2", script, when) as process:
-        code, _ = exit_of(process, 120.0)
-    assert code == 1 and "LATER" not in process.text, log(process)
-    error = process.text[process.text.rindex("Lost ps 0 at 127.0.0.1:") :]
-    assert "To start again: " in error and "-m tf_dsgd.launch --workers 1 " in error
-    assert "[launch] chief (pid" in process.text.splitlines()[-1]
-
-
-def test_reading_what_a_lost_ps_held_names_it():
-    script = str(SCRIPTS / "reads_without_ps.py")
-    with processes.started(*MODULE, "--workers", "1", "--ps", "1", script) as process:
-        address = roles(process, 2)["ps 0"][0]
-        code, _ = exit_of(process, 2 * processes.START_SECONDS)
-    assert code == 0, log(process)
-    got = [line.split(maxsplit=3)[1:] for line in process.lines if line.startswith("READ")]
-    names = [
-        "weights",
-        "array",
-        "assign",
-        "rate",
-        "steps",
-        "updates",
-        "staleness",
-        "ledger",
-        "state",
-    ]
-    assert [name for name, _, _ in got] == names, log(process)
-    for name, kind, text in got:
-        assert kind == "RuntimeError" and f"ps 0 at {address}" in text, (name, kind, text)
-
-
 def test_interrupts():
     """A caught one leaves a model that trains on; one that is not caught ends everything."""
     after = 1.0 + np.random.default_rng(SEED).uniform()
@@ -378,3 +456,17 @@ def test_workers_are_killed_in_a_resumed_run():
     with processes.started(*options, str(SCRIPTS / "resumed.py")) as process:
         assert json.loads(said(process, "DONE").split(maxsplit=1)[1]) == [2, 2000]
         assert exit_of(process, 90.0)[0] == 0, log(process)
+
+
+def test_pipelines_of_lost_workers_in_a_resumed_run(tmp_path):
+    """Others do at the end of the epoch what a lost worker had begun, also after a checkpoint."""
+    options = (*MODULE, "--workers", "3", "--ps", "2")
+    script = str(SCRIPTS / "resumed_pipelines.py")
+    with processes.started(*options, script, str(tmp_path / "b")) as process:
+        code, _ = exit_of(process, 90.0)
+    assert code == 1 and "helpers.Broken" in process.text, log(process)
+    assert "unfinished mini-batches go to others" in process.text
+    with processes.started(*options, script, str(tmp_path / "b")) as process:
+        result, expected = report(process, "RESULT", 90.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert result == expected

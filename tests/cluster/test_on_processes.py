@@ -18,11 +18,13 @@ TWO_WORKERS = (
     "tests/callbacks/test_monitor_on_engines.py",
     "tests/engine/test_nothing_lost.py",
     "tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time",
-    "tests/engine/test_overlap.py::test_two_workers_overlap",
-    "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
     "tests/keras_api/test_callbacks.py",
     "tests/keras_api/test_compile_options.py",
     "tests/keras_api/test_progress.py",
+)
+TWO_WORKERS_IN_SECONDS = (
+    "tests/engine/test_overlap.py::test_two_workers_overlap",
+    "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
     "tests/cluster/on_cluster",
 )
 # The same without ps tasks: each worker holds a part of the weights.
@@ -38,10 +40,14 @@ ONE_WORKER = (
     "tests/equivalence",
     "--ignore=tests/equivalence/test_delay_tolerant.py",  # their own are among the two workers'
     "tests/algorithms/test_downpour_trace.py",
-    "tests/engine/test_overlap.py::test_input_overlaps_compute",
-    "tests/cluster/on_cluster/test_overlap.py",
     "tests/keras_api/test_steps_of_their_own.py",
 )
+ONE_WORKER_IN_SECONDS = (
+    "tests/engine/test_overlap.py::test_input_overlaps_compute",
+    "tests/cluster/on_cluster/test_overlap.py",
+)
+
+BESIDE_OTHERS = pytest.mark.beside_others
 
 
 @pytest.mark.slow
@@ -49,11 +55,13 @@ ONE_WORKER = (
 @pytest.mark.parametrize(
     ("workers", "ps", "tests"),
     [
-        # These two measure no seconds; most of the time is the chief's, which traces functions.
-        pytest.param(2, 2, CONFORMANCE, id="conformance", marks=pytest.mark.beside_others),
-        pytest.param(2, 0, NO_PS, id="no ps", marks=pytest.mark.beside_others),
-        pytest.param(2, 2, TWO_WORKERS, id="two"),
-        pytest.param(1, 2, ONE_WORKER, id="one"),
+        # These measure no seconds; most of the time is the chief's, which traces functions.
+        pytest.param(2, 2, CONFORMANCE, id="conformance", marks=BESIDE_OTHERS),
+        pytest.param(2, 0, NO_PS, id="no ps", marks=BESIDE_OTHERS),
+        pytest.param(2, 2, TWO_WORKERS, id="two", marks=BESIDE_OTHERS),
+        pytest.param(1, 2, ONE_WORKER, id="one", marks=BESIDE_OTHERS),
+        pytest.param(2, 2, TWO_WORKERS_IN_SECONDS, id="two, in seconds"),
+        pytest.param(1, 2, ONE_WORKER_IN_SECONDS, id="one, in seconds"),
     ],
 )
 def test_the_core_on_processes(workers, ps, tests):

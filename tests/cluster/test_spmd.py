@@ -51,23 +51,36 @@ def test_a_killed_process_is_named_by_the_others_at_once():
         assert time.monotonic() - start < 20.0  # of timeout_seconds=60
 
 
-def test_a_process_that_stops_is_waited_for_until_the_timeout():
-    with workers("4") as (first, second):
-        first.line_with("TRAINS")
-        second.line_with("TRAINS")
+def test_a_process_that_stops_is_waited_for_until_the_timeout_and_named():
+    with workers("4", count=3) as (first, second, third):
+        for process in (first, second, third):
+            process.line_with("TRAINS")
         second.send(signal.SIGSTOP)
         start = time.monotonic()
-        kind, text, _ = raised(first, 30.0)
-        assert kind == "TimeoutError"
-        assert 3.0 < time.monotonic() - start < 25.0
-        assert "waited 4 s, and worker 1 at 127.0.0.1:" in text
-        assert "it answers" in text
-        assert first.wait(20.0)[0] == 3
+        for rank, process in enumerate((first, third)):
+            kind, text, _ = raised(process, 30.0)
+            assert 3.0 < time.monotonic() - start < 25.0
+            # The one that ends last may find that the other has ended.
+            assert kind == "TimeoutError" or (kind == "ConnectionError" and rank)
+            if kind == "TimeoutError":
+                assert "waited 4 s, and worker 1 at 127.0.0.1:" in text
+                assert "did not come and does not answer" in text
+                assert f"worker {2 - 2 * rank} at" not in text
+            assert process.wait(20.0)[0] == 3
         # It goes on, and finds nobody there.
         second.send(signal.SIGCONT)
         kind, text, _ = raised(second, 30.0)
         assert kind in ("ConnectionError", "TimeoutError")
         assert "worker 0 at 127.0.0.1:" in text
+
+
+def test_a_process_that_answers_and_does_not_come_is_told_from_one_that_is_stopped():
+    with workers("4", "busy") as (first, _):
+        kind, text, _ = raised(first, 60.0)
+        assert kind == "TimeoutError"
+        assert "waited 4 s, and worker 1 at 127.0.0.1:" in text
+        assert "though it answers: it is busy" in text
+        assert first.wait(20.0)[0] == 3
 
 
 def test_a_process_that_is_never_started_is_named():

@@ -65,6 +65,16 @@ BAD = {
     "negative index": (config(worker={"-1": "h1:1"}), ['"-1"', "not a task index"]),
     "index with zero": (config(worker={"1": "h1:1", "01": "h2:1"}), ['"01"', "not a task index"]),
     "same address": (config(worker=["h1:2222", "h1:2222"]), ["worker 0 and worker 1", "same"]),
+    "same address, two names": (config(worker=["h1:2222", "H1.:2222"]), ["worker 0 and", "same"]),
+    "same address, version 6": (
+        config(worker=["[fd00::3]:2222", "[FD00:0::3]:2222"]),
+        ["worker 0 and worker 1", "same"],
+    ),
+    "same address, mapped": (
+        config(worker=["10.0.0.1:2222"], ps=["[::ffff:10.0.0.1]:2222"]),
+        ["worker 0 and ps 0", "same"],
+    ),
+    "this machine twice": (config(worker=["[0:0::1]:2222", "localhost.:2222"]), ["same"]),
     "same address in two jobs": (config(ps=["h2:2222"]), ["worker 1 and ps 0", '"h2:2222"']),
     "same but for case": (config(ps=["H2:02222"]), ["worker 1 and ps 0"]),
     "two names of this machine": (

@@ -5,7 +5,8 @@ import socket
 
 import tensorflow as tf
 
-from tf_dsgd.engine.heartbeat import Heartbeat, close_connections
+from tf_dsgd.engine.heartbeat import Heartbeat
+from tf_dsgd.sockets import close_connections
 
 
 def address_of(listening):

@@ -97,6 +97,9 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
     class Connection:
         shards_on_workers = False
 
+        def __init__(self):
+            self.reasons = []
+
         def present(self):
             return [left, True]
 
@@ -114,6 +117,9 @@ def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
 
         def worker_listens(self, m):
             return False
+
+        def call(self, m, action):
+            return action()
 
     calls = []
 

@@ -245,6 +245,46 @@ def test_pipelines_go_on_with_their_seed_and_place():
     assert progress.draw(1, 4, ()) == Segment(1, 1, 4)
 
 
+def test_what_a_lost_worker_left_behind_is_done_after_all():
+    """Others take it at the end of the epoch; a checkpoint before must know of it."""
+    source, passes = Source(shuffled_numbers, 2), tf_dsgd.strategies.position.Passes()
+    passes.add(source)
+    iterator = Iterator(source)
+    assert passes.begin(iterator)
+    for worker, count in [(0, 3), (1, 2), (1, 1)]:
+        for _ in range(count):
+            assert iterator.pipelines.take()
+            passes.handed_out(iterator)
+        iterator.pipelines.draw(worker, count, ())
+    iterator.pipelines.give_back([Segment(0, 1, 2)])
+    with pytest.raises(RuntimeError, match="Of 6 mini-batches that were handed out, 4 were taken"):
+        passes.take(6)
+    iterator.pipelines.draw(1, 2, ())  # in their stead, from its own pipeline
+    arrays = passes.take(6)
+    position = tf_dsgd.strategies.position.Passes().restore(arrays)
+    progress = source.start()
+    assert progress.go_to(position.pipelines, position.left_behind)
+    assert [progress.take() for _ in range(5)] == [True] * 4 + [False]
+    assert progress.draw(0, 2, ()) == Segment(0, 3, 2)
+    assert progress.draw(0, 1, ()) == Segment(0, 1, 1)
+    assert progress.draw(0, 1, ()) == Segment(0, 2, 1)
+    assert progress.limit(0, [0, 1]) == progress.limit(1, [0, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    "left_behind",
+    [
+        [Segment(0, 2, 2)],  # not taken yet
+        [Segment(2, 0, 1)],
+        [Segment(0, -1, 1)],
+        [Segment(0, 1, 0)],
+        [Segment(0, 0, 2), Segment(0, 1, 1)],  # twice
+    ],
+)
+def test_impossible_left_behind(left_behind):
+    assert not Source(shuffled_numbers, 2).start().go_to((3, 5), left_behind)
+
+
 def test_a_pass_of_pipelines_that_is_over():
     """Its seed is not used again; and what a pass has no room for is refused."""
     source, passes = Source(shuffled_numbers, 2), tf_dsgd.strategies.position.Passes()
@@ -302,6 +342,7 @@ def test_data_that_workers_read_are_not_those_that_the_chief_reads():
         {
             "position": np.array([4, 4]),
             "position_of_pipelines": np.array([3, 1]),
+            "left_behind_by_pipelines": np.zeros((0, 3), np.int64),
             "seeds_of_pipelines": np.zeros((1, 2), np.int64),
         }
     )

@@ -306,10 +306,11 @@ def test_a_whole_file_of_weights_that_is_none(model, backup):
     assert_refused(model, backup, path)
 
 
-@pytest.mark.parametrize(("number", "age"), [(0, "older"), (2, "newer")])
-def test_another_format(number, age, model, backup):
+@pytest.mark.parametrize(("difference", "age"), [(-1, "older"), (1, "newer")])
+def test_another_format(difference, age, model, backup):
     path = backup / "checkpoint-00000002" / "manifest.json"
     manifest = json.loads(path.read_text())
+    number = manifest["format"] + difference
     sign(path, {**manifest, "format": number, "tf_dsgd": "7.8.9"})
     assert_refused(model, backup, path, f"{age} format, {number}", "7.8.9", tf_dsgd.__version__)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 _FIELDS = {"format", "tf_dsgd", "number", "origin", "files"}
 _NAME = re.compile(r"checkpoint-(\d{8,})")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,17 +19,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf, channels, probing
+from tf_dsgd import _tf_remote, channels, probing
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.aside import Aside
 from tf_dsgd.connection import Connection, UnequalVersions, say
 from tf_dsgd.engine.absence import LosesWorkers
 from tf_dsgd.engine.base import WorkerState
-from tf_dsgd.engine.heartbeat import Heartbeat, close_connections
+from tf_dsgd.engine.heartbeat import Heartbeat
 from tf_dsgd.engine.late import LateWork
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.unapplied import CutOff, Unapplied
-from tf_dsgd.resuming import advice, explain_uncaught, shards_lost
+from tf_dsgd.resuming import advice, shards_lost
+from tf_dsgd.sockets import close_connections
 
 # How often lost workers are looked for.
 _LOOK_SECONDS = 1.0
@@ -82,10 +85,15 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             present,
             self._worker_failed,
             self._assemble,
+            connection.call,
         )
         store.may_be_late = late_after_seconds is not None
         super().__init__(store, exchange)
         self._made = True
+        self._losing = threading.Lock()
+        """Held while a worker is fenced: its own thread and the main one may both find it lost."""
+        self._standing: tuple[float, Any] = now, None
+        """Since when nothing has changed, as far as the main thread has seen, and what it saw."""
         self._unwelcome: set[int] = set()
         """Workers that are there, and may not join."""
         self._untold: set[int] = set()
@@ -98,11 +106,15 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         """Messages that are to be completed."""
         self._completing: dict[int, CutOff] = {}
         """By the worker that computes it again."""
-        self._executors = [_tf.SynchronousExecutor() for _ in self.workers]
+        self._asking: Aside | None = None
+        """What has tasks answer calls."""
+        self._unresponsive: set[str] = set()
+        """Addresses of tasks that are there, and answer no calls."""
+        self._executors = [_tf_remote.SynchronousExecutor() for _ in self.workers]
         tell = functools.partial(_tell, weakref.ref(self))
         self._heartbeat = Heartbeat(connection.addresses(), tell, timeout_seconds)
         self._heartbeat.start()
-        explain_uncaught(functools.partial(_why, weakref.ref(self)))
+        connection.reasons.append(functools.partial(_reason, weakref.ref(self)))
 
     @abc.abstractmethod
     def _batches(self, part: Any) -> int:
@@ -111,6 +123,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
     @abc.abstractmethod
     def _give_back(self, held: list[Any]) -> int:
         """Puts batches that were taken at the disposal of other workers; gives their number."""
+
+    @abc.abstractmethod
+    def _not_awaited(self) -> set[int]:
+        """Workers that others do not wait for, whatever these still do."""
 
     @abc.abstractmethod
     def _renewed(self, worker: WorkerState) -> None:
@@ -127,14 +143,23 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
         try:
-            yield
-        except tf.errors.OpError as error:
-            silent = self._connection.silent_shards()
-            if not silent and isinstance(error, _BROKEN):
-                silent = self.silent_shards()
-            if silent:
-                raise self._shards_lost(silent) from error
-            raise
+            with _tf_remote.interruptible():
+                yield
+        except (tf.errors.OpError, SystemError) as error:
+            reason = self._reason(error)
+            if reason is None:
+                raise
+            raise reason from error
+
+    def _reason(self, error: BaseException) -> RuntimeError | None:
+        """What a failed call is due to, if tasks with shards were lost.
+
+        Where a step is traced, TensorFlow's C code makes a SystemError of another.
+        """
+        silent = self._connection.silent_shards()
+        if not silent and isinstance(error, (*_BROKEN, SystemError)):
+            silent = self.silent_shards()
+        return self._shards_lost(silent) if silent else None
 
     def silent_shards(self) -> list[str]:
         """Tasks with shards that cannot be reached, or do not answer, once a call to one failed.
@@ -142,14 +167,16 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         One that is killed may take connections for a moment more, and one that is stopped does.
         """
         deadline = time.monotonic() + _ANSWER_SECONDS + self._timeout / 4
-        while silent := self._connection.unanswering_shards(_ANSWER_SECONDS):
-            if time.monotonic() > deadline:
-                break
+        while True:
+            unanswering = self._connection.unanswering_shards(_ANSWER_SECONDS)
+            unreachable = self._connection.silent_shards()
+            if unreachable or not unanswering or time.monotonic() > deadline:
+                return unreachable or unanswering
             time.sleep(0.05)
-        return silent or self._connection.silent_shards()
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
+        self._connection.use()
         with tf.init_scope():
             for worker in self.workers:
                 here = worker.index not in self._lost
@@ -169,21 +196,43 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         """Called now and then with the addresses of tasks that have not answered for long.
 
         Whatever waits for them ends with an error, by which they count as lost. Those that answer
-        are asked in TensorFlow's way, too, where workers have calls under way.
+        have to answer TensorFlow's calls, too.
         """
         # Some may have come back while others were asked.
         silent = probing.not_answering(silent, _ANSWER_SECONDS)
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
+        self._unresponsive &= answering  # at the address of one that ended may be another next
+        self._unresponsive |= self._ask(answering)
+        answering = answering - self._unresponsive
+        silent |= self._unresponsive
         self._connection.mute -= answering
         for address in silent - lost - self._connection.mute:
             self._say_silent(address)
         self._connection.mute |= silent
         for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
             close_connections(address)
+
+    def _ask(self, answering: set[str]) -> set[str]:
+        """Has tasks answer calls now and then; gives who has not for long."""
         now = time.monotonic()
-        if self._busy and now - self._asked > channels.ASK_SECONDS:
+        if self._asking is not None:
+            if not self._asking.wait(0.0):
+                address, began = self._connection.asked
+                late = now - max(began, self._asked) > channels.ASK_SECONDS + self._timeout
+                return {address} if late else set()
+            asking, self._asking = self._asking, None
+            asking.result()
+        if now - self._asked > channels.ASK_SECONDS:
             self._asked = now
-            self._connection.ask(answering)
+            ask = functools.partial(self._connection.ask, answering)
+            self._asking = Aside(ask, "tf_dsgd has tasks answer")
+        return set()
+
+    def _hasten(self, seconds: float) -> None:
+        # Workers wait for a task with shards without end; nothing goes on without it.
+        if seconds > _ANSWER_SECONDS and self._connection.unanswering_shards(_ANSWER_SECONDS):
+            for m in list(self._threads):
+                close_connections(self._connection.worker_address(m))
 
     def _say_silent(self, address: str) -> None:
         name = self._connection.name_at(address)
@@ -255,15 +304,17 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         return True
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
-        _tf.keep_functions()  # or what the error says is followed by 160 lines of TensorFlow's
         return shards_lost(names, self.last_backup)
 
     def _lose(self, worker: WorkerState) -> None:
         """Fences a lost worker, and gives its batches to others if no shard has their gradients."""
+        self._check_shards_go_on(worker.index)
+        with self._losing:
+            if worker.index not in self._lost:
+                self._fence(worker)
+
+    def _fence(self, worker: WorkerState) -> None:
         m = worker.index
-        if m in self._lost:
-            return
-        self._check_shards_go_on(m)
         with self._changed:
             # Before shards refuse it: who has computed its message meanwhile takes it for sent only
             # if this is the incarnation in whose name it was sent.
@@ -309,6 +360,8 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         for m in list(self._lost):
             if not self._connection.worker_listens(m):
                 self._unwelcome.discard(m)
+            elif m in self._threads:
+                continue  # it has not found out yet that its worker is lost
             elif m not in self._unwelcome and self._has_joined(m) and self._admits(m):
                 self._welcome(m)
                 with self._changed:
@@ -316,10 +369,27 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
                     self._wake()
         if len(self._lost) == self.num_workers:
             self._check_somebody_comes(now)
+        self._end_standstill(now)
         if self._error is None:
             silent = self._connection.silent_shards()
             if silent:
                 raise self._shards_lost(silent)
+
+    def _end_standstill(self, now: float) -> None:
+        """Where all wait for workers that answer nothing, and no rule does, these are lost.
+
+        That is where nobody else can do their work: `late_after_seconds` later.
+        """
+        with self._changed:
+            self._lateness.look_at_readers(now)
+            working = self._threads.keys() - self._waiting - self._not_awaited()
+            progress = working, self._available, [(w.clock, w.unsent) for w in self.workers]
+        if progress != self._standing[1]:
+            self._standing = now, progress
+        waits = self._bounded or self._connection.shards_on_workers
+        patience = self._lateness.patience
+        if working and not waits and patience is not None and now - self._standing[0] > patience:
+            self._connection.silence(self._connection.worker_address(m) for m in working)
 
     def _check_somebody_comes(self, now: float) -> None:
         """Ends training with an error once all workers have been lost for too long."""
@@ -376,7 +446,8 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             self._say_gone_again(m, error)
             return
         if not self.store.present[m]:
-            return  # lost again meanwhile
+            self._connection.estrange(m, joining=True)  # lost again meanwhile
+            return
         with self._changed:
             self._renewed(self.workers[m])
             self.workers[m].clock = max(self.workers[m].clock, self._slowest())
@@ -400,8 +471,6 @@ def _tell(engine: weakref.ref[AttendedEngine], silent: set[str], answering: set[
     return True
 
 
-def _why(engine: weakref.ref[AttendedEngine]) -> str | None:
-    """What an error that ends this process may be due to."""
+def _reason(engine: weakref.ref[AttendedEngine], error: tf.errors.OpError) -> RuntimeError | None:
     found = engine()
-    silent = [] if found is None else found.silent_shards()
-    return None if found is None or not silent else str(found._shards_lost(silent))
+    return None if found is None else found._reason(error)

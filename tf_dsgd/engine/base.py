@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import threading
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.aside import Aside
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
 from tf_dsgd.engine.shard import Shard
@@ -163,7 +164,7 @@ class Engine(abc.ABC):
         last = [self._stream]
         self._stream = None
         if last[0] is not None:
-            threading.Thread(target=last.clear, name="tf_dsgd frees a dataset").start()
+            Aside(functools.partial(_let_go, last), "tf_dsgd frees a dataset", daemon=False)
 
     def _round_steps(self, worker: WorkerState, available: int, flushing: bool) -> int:
         """How many batches a worker takes now; 0 if it should wait for more."""
@@ -302,6 +303,12 @@ class Engine(abc.ABC):
         self._stream = None
         self._balance()
         self._reset()
+
+
+def _let_go(last: list[Any]) -> None:
+    stream = last.pop()
+    if stream.pipelines is not None:
+        stream.pipelines.end()
 
 
 def steps_tensor(steps: int) -> tf.Tensor:

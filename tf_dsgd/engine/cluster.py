@@ -14,7 +14,7 @@ mini-batch begins: it is kept on the worker, and travels while the next round co
 from __future__ import annotations
 
 import collections
-import gc
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,10 +30,9 @@ from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.stand_in import StandsIn
 from tf_dsgd.engine.timing import ROUND
 
-# How often the chief shows the latest outputs of a worker.
+# How often the chief shows the latest outputs of a worker, and asks each what its rounds' time went
+# to, once anybody wants to know.
 _SHOW_SECONDS = 0.2
-# How often a worker is asked what its rounds' time went to, once anybody wants to know.
-_LAPS_SECONDS = 0.2
 
 
 class ClusterEngine(StandsIn):
@@ -63,8 +62,6 @@ class ClusterEngine(StandsIn):
         self._laps_read = [now for _ in self.workers]
         self.overlaps = exchange.push_every < exchange.fetch_every
         """Whether there are messages that no fetch waits for."""
-        self._prepared = False
-        """Whether all is done that would wait for a worker that is stopped."""
         self._made = True
 
     def snapshot(self) -> Snapshot:
@@ -82,28 +79,10 @@ class ClusterEngine(StandsIn):
             _ = program.push_as
         for shard in self.shards:
             _ = shard.fence
-        self._prepared = False
-
-    def _prepare_for_stops(self, program: Program) -> None:
-        """Does at the beginning what would wait for a worker that is stopped later on.
-
-        TensorFlow tells all tasks of a new function, of one that is freed, and of an operation's
-        first use, and waits until all have answered; often it holds Python's lock meanwhile. It
-        raises an error while one joins and another is not there.
-        """
-        self._prepared = True
         with self._here():
             program.step.packing.prepare()
-            batch = tf.raw_ops.EmptyTensorList(
-                element_shape=-1, max_num_elements=-1, element_dtype=tf.int32
-            )
-            for number in range(1, self._longest_call + 1):
-                tf.unstack(tf.stack([batch] * number))
-        gc.collect()  # frees the functions that tracing has left over
 
     def grant(self, program: Program, stream: Any) -> None:
-        if not self._prepared:
-            self._prepare_for_stops(program)
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
@@ -118,18 +97,20 @@ class ClusterEngine(StandsIn):
 
     def _fetch_at_rest(self, worker: WorkerState) -> None:
         try:
-            super()._fetch_at_rest(worker)
+            self._connection.call(worker.index, functools.partial(super()._fetch_at_rest, worker))
         except tf.errors.OpError as error:
             if not self._worker_failed(worker.index, error):
                 raise
 
     # -- a worker's thread ------------------------------------------------------------------
 
-    def _rounds(self, worker: WorkerState) -> None:
+    def _run(self, worker: WorkerState) -> None:
         with self._executors[worker.index].scope():
-            super()._rounds(worker)
-            self._bring_outputs(worker)
-            self._divide_rounds(worker, 0.0)
+            super()._run(worker)
+
+    def _rounds(self, worker: WorkerState) -> None:
+        super()._rounds(worker)
+        self._read(worker, 0.0)
 
     def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
         m = worker.index
@@ -151,7 +132,6 @@ class ClusterEngine(StandsIn):
             outputs = whole_round[m](*inputs)
             worker.watch.enter("wait")
             counts = self._acknowledge(worker)
-            self._divide_rounds(worker, _LAPS_SECONDS)
         else:
             if worker.fetch_next:
                 self._fetch(worker, program)
@@ -163,10 +143,10 @@ class ClusterEngine(StandsIn):
             elif push:
                 counts = self._send(worker, program)
         self._outputs[m] = program, outputs
-        if time.monotonic() - self._shown > _SHOW_SECONDS:
-            self._bring_outputs(worker)
         with self._changed:
             worker.fetch_next = not counts or self.exchange.fetch_due(worker.step)
+        self._read(worker, _SHOW_SECONDS)
+        with self._changed:
             self._lateness.has_computed(m)
             nothing_to_add = not push and self._lateness.stays_behind(m)
         if nothing_to_add:
@@ -174,7 +154,7 @@ class ClusterEngine(StandsIn):
         if not counts:
             return 0  # others may be with another program by now
         with self._changed:
-            steps = self._take(worker)
+            steps = self._take(worker) if self._program is program else 0
         if not steps:
             self._send_kept(worker, program)
         return steps
@@ -212,11 +192,30 @@ class ClusterEngine(StandsIn):
         worker.watch.enter("wait")
         self._acknowledge(worker)
 
-    def _divide_rounds(self, worker: WorkerState, seconds: float) -> None:
-        """Asks a worker how long it fetched and computed, if that is `seconds` ago."""
+    def _read(self, worker: WorkerState, seconds: float) -> None:
+        """Reads what a worker has to show, if that is `seconds` ago; a drain may not wait for it.
+
+        So the worker's state here may be another epoch's afterwards.
+        """
         m, now = worker.index, time.monotonic()
-        if not self._watched or now - self._laps_read[m] < seconds:
+        outputs_due = now - self._shown >= seconds
+        laps_due = self._watched and now - self._laps_read[m] >= seconds
+        if not outputs_due and not laps_due:
             return
+        with self._changed:
+            self._lateness.is_read(m, now)
+        try:
+            if outputs_due:
+                self._bring_outputs(worker)
+            if laps_due:
+                self._divide_rounds(worker)
+        finally:
+            with self._changed:
+                self._lateness.was_read(m)
+
+    def _divide_rounds(self, worker: WorkerState) -> None:
+        """Asks a worker how long it fetched and computed."""
+        m, now = worker.index, time.monotonic()
         copy = self.store.laps.copies[m]
         if copy is None:
             return  # lost a moment ago
@@ -240,7 +239,7 @@ class ClusterEngine(StandsIn):
         if not worker.unsent or self._stream.pipelines is None:
             return False
         # Others may be bound to wait for its message before they do what is left to them.
-        return not self._stream.pipelines.limit(worker.index, self._lost)
+        return not self._stream.pipelines.limit(worker.index, self._others())
 
     def _limit(self, worker: WorkerState) -> int:
         if any(c.worker == worker.index for c in (*self._cut_off, *self._completing.values())):
@@ -249,12 +248,16 @@ class ClusterEngine(StandsIn):
             return 0
         if self._stream is None or self._stream.pipelines is None:
             return super()._limit(worker)
-        return self._stream.pipelines.limit(worker.index, self._lost)
+        return self._stream.pipelines.limit(worker.index, self._others())
+
+    def _others(self) -> list[int]:
+        """Workers with whose pipelines anybody goes on: that are lost, or not waited for now."""
+        return [*self._lost, *sorted(self._not_awaited())]
 
     def _taken(self, worker: WorkerState, steps: int) -> None:
         super()._taken(worker, steps)
         if steps and self._stream.pipelines is not None:
-            segment = self._stream.pipelines.draw(worker.index, steps, self._lost)
+            segment = self._stream.pipelines.draw(worker.index, steps, self._others())
             self._unapplied.held[worker.index].append(segment)
 
     def _draw(self, worker: WorkerState, steps: int) -> bool:
@@ -298,8 +301,12 @@ class ClusterEngine(StandsIn):
         worker.watch.enter("push")
         with self._here():
             valid = tf.constant(True)
+        with self._changed:
+            self._lateness.sends(worker.index)
         program.push[worker.index](valid)
         worker.watch.enter("wait")
+        with self._changed:
+            self._lateness.has_computed(worker.index)
         return self._acknowledge(worker)
 
     def _acknowledge(self, worker: WorkerState) -> bool:
@@ -377,7 +384,7 @@ class ClusterEngine(StandsIn):
         latest, self._outputs[worker.index] = self._outputs[worker.index], None
         if latest is None:
             return
-        self._shown = time.monotonic()
+        self._shown = began = time.monotonic()
         program, outputs = latest
         try:
             # Not by `tf.identity`, a function to TensorFlow, with a half on the worker: it was seen
@@ -386,6 +393,8 @@ class ClusterEngine(StandsIn):
         except tf.errors.OpError:  # the worker is gone, as its next call will tell
             self._executors[worker.index].clear_error()
             return
+        if self._shown != began:
+            return  # another has begun later
         with self._here():
             self._brought = program, program.unbundle([tf.constant(array) for array in arrays])
 

@@ -9,13 +9,11 @@ thread.
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from tf_dsgd import probing, sockets
+from tf_dsgd import probing
 
 # Between two questions, and until one that is not answered counts.
 _ASK_SECONDS = 5.0
@@ -60,24 +58,3 @@ class Heartbeat(threading.Thread):
             for_long = {a for a, began in since.items() if now - began >= self._timeout}
             if not self._tell(for_long, set(self._addresses) - silent):
                 return
-
-
-def close_connections(address: str) -> int:
-    """Closes all TCP connections of this process to "host:port"; gives their number.
-
-    They are gRPC's, which finds them broken. Where a process cannot list its own files (Windows)
-    nothing is closed.
-    """
-    host, port = address.rsplit(":", 1)
-    try:
-        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return 0
-    places = {sockets.place(entry[4]) for entry in entries}
-    closed = 0
-    for connection in sockets.of_this_process():
-        with contextlib.suppress(OSError):
-            if sockets.place(connection.getpeername()) in places:
-                connection.shutdown(socket.SHUT_RDWR)
-                closed += 1
-    return closed

@@ -51,6 +51,7 @@ class LateWork:
         self._took = [0.0] * num_workers
         """How long each one's last message took."""
         self._computes = [False] * num_workers
+        """Whether a call is under way on each, so that others may have to wait for it."""
         self._waits: list[float | None] = [None] * num_workers
         """Since when each has waited for others."""
         self._stand_ins: dict[int, Again] = {}
@@ -60,6 +61,10 @@ class LateWork:
         lost: nobody may know then whether it was sent."""
         self.overtaken: set[int] = set()
         """Late workers whose message was sent by another; what they still send is refused."""
+        self._reads: dict[int, float] = {}
+        """Workers of which something is read for the chief to show, and since when."""
+        self.slow_readers: set[int] = set()
+        """Those of them of which it has been read for so long that nobody waits for it."""
 
     def computes(self, worker: int, now: float) -> None:
         """A worker begins to compute what it has taken."""
@@ -67,6 +72,10 @@ class LateWork:
         self._computes[worker] = True
         if self._begun[worker] is None:
             self._begun[worker] = now
+
+    def sends(self, worker: int) -> None:
+        """What a worker has computed is under way."""
+        self._computes[worker] = True
 
     def has_computed(self, worker: int) -> None:
         """A worker is between two calls."""
@@ -113,6 +122,21 @@ class LateWork:
         """It has sent it, and waits anew; False if that is forgotten."""
         self._waits[worker] = None
         return self._stand_ins.pop(worker, None) is not None
+
+    def is_read(self, worker: int, now: float) -> None:
+        """What a worker has to show is under way."""
+        self._reads[worker] = now
+
+    def was_read(self, worker: int) -> None:
+        """It has come, or will not."""
+        del self._reads[worker]
+        self.slow_readers.discard(worker)
+
+    def look_at_readers(self, now: float) -> None:
+        """Takes note of who is slow."""
+        if self.patience is not None:
+            slow = (m for m, since in self._reads.items() if now - since > self.patience)
+            self.slow_readers.update(slow)
 
     def overtakes(self, late: int) -> None:
         """Another has sent this one's message."""

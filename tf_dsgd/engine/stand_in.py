@@ -41,7 +41,11 @@ class StandsIn(AttendedEngine):
     # -- messages that were cut off ---------------------------------------------------------
 
     def _awaited(self) -> bool:
-        return bool(self._threads.keys() - self._lateness.overtaken)
+        return bool(self._threads.keys() - self._not_awaited())
+
+    def _not_awaited(self) -> set[int]:
+        """Workers whose message another has sent, or which the chief has read for long."""
+        return self._lateness.overtaken | self._lateness.slow_readers
 
     def restored(self, numbers: Sequence[int], handed_out: int) -> None:
         # What one that was overtaken still sends may be new to the books that were restored.
@@ -139,7 +143,8 @@ class StandsIn(AttendedEngine):
     def _next_late(self, worker: WorkerState) -> int | None:
         if not self.program.can_be_late or not self._joined(worker):
             return None
-        if self._may_begin(worker) and not (self._flushing and not self._available):
+        nothing_comes = self._flushing and not self._available
+        if self._may_begin(worker) and self._limit(worker) and not nothing_comes:
             return None
         due = self._lateness.due(worker.index)
         return None if due is None or time.monotonic() < due[0] else due[1]

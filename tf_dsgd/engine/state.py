@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.aside import Aside
 
 # A worker's clock: four numbers, then, for each shard, the version that the unsent gradients began
 # with, then, for each shard, the version fetched last.
@@ -32,9 +32,11 @@ class Replicated:
         make: Callable[[int], tf.Variable | None],
         present: Sequence[bool],
         lost: Callable[[int, tf.errors.OpError], bool],
+        call: Callable[[int, Callable[[], Any]], Any],
     ):
         self._make = make
         self._was_lost = lost
+        self._call = call
         self.copies: list[Any] = [None] * len(present)
         self._template: Any = None
         for m, here in enumerate(present):
@@ -76,7 +78,7 @@ class Replicated:
             if copy is None:
                 continue
             try:
-                results[m] = action(m, copy)
+                results[m] = self._call(m, functools.partial(action, m, copy))
             except tf.errors.OpError as error:
                 if not self._was_lost(m, error):
                     raise
@@ -102,6 +104,7 @@ class Store:
         lost: called with a worker and the error that creating a variable there raised; tells
             whether the worker was lost, in which case the others go on.
         assemble: called when no worker is there; comes back when one is.
+        call: does something that calls a worker, and gives what that gives.
     """
 
     def __init__(
@@ -111,9 +114,11 @@ class Store:
         present: Sequence[bool] | None = None,
         lost: Callable[[int, tf.errors.OpError], bool] = lambda worker, error: False,
         assemble: Callable[[], None] = lambda: None,
+        call: Callable[[int, Callable[[], Any]], Any] = lambda worker, action: action(),
     ):
         self._was_lost = lost
         self._assemble = assemble
+        self._call = call
         self.worker_devices = list(worker_devices)
         self.num_shards = num_shards
         self.present = [True] * self.num_workers if present is None else list(present)
@@ -151,8 +156,9 @@ class Store:
             if not self.present[m]:
                 return None  # lost a moment ago
             try:
-                return _tf.make_variable(
-                    value(m), device=self.worker_devices[m], dtype=dtype, shape=shape, name=name
+                where = {"device": self.worker_devices[m], "name": name}
+                return self._call(
+                    m, lambda: _tf.make_variable(value(m), dtype=dtype, shape=shape, **where)
                 )
             except tf.errors.OpError as error:
                 if not self._was_lost(m, error):
@@ -160,7 +166,7 @@ class Store:
                 self.present[m] = False
                 return None
 
-        replicated = Replicated(make, self.present, self._was_lost)
+        replicated = Replicated(make, self.present, self._was_lost, self._call)
         self._all.append(replicated)
         self._note(replicated)
         if not any(self.present):
@@ -204,7 +210,7 @@ class Store:
         self.present[worker] = False
         dropped = [replicated.drop(worker) for replicated in self._all]
         # TensorFlow frees each by a call to the worker, which may be there and not answer.
-        threading.Thread(target=dropped.clear, name="tf_dsgd frees variables", daemon=True).start()
+        Aside(dropped.clear, "tf_dsgd frees variables")
 
     def renew(self, worker: int, incarnation: int, sequence: int) -> None:
         """Makes all variables of a worker that came, or came back, and binds its functions.

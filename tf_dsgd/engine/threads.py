@@ -141,14 +141,19 @@ class ThreadsEngine(Engine):
         """Raises what a worker raised, once, when all of them have stopped."""
         if self._error is None:
             return
-        with self._changed:
-            while self._threads:
+        began = time.monotonic()
+        while self._threads:
+            with self._changed:
                 self._wake()
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait_for(lambda: not self._threads, _LOOK_SECONDS)
+            self._hasten(time.monotonic() - began)
         (failed, error), self._error = self._error, None
         self._available = 0
         self._discard(failed)
         raise error
+
+    def _hasten(self, seconds: float) -> None:
+        """Called now and then while workers' last calls are waited for, for so long already."""
 
     def _start_threads(self) -> None:
         if len(self._threads) == self.num_workers or not self._unfinished():
@@ -264,6 +269,8 @@ class ThreadsEngine(Engine):
                     return True
                 if self._has_errand(worker):
                     return True
+                if not self._joined(worker) and not worker.unsent:
+                    return False
                 if self._has_all(worker):
                     break
                 self._waiting.add(worker.index)

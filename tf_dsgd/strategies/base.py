@@ -83,18 +83,25 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.passes = Passes()
         self._optimizers = Optimizers()
         self._shard_optimizer: keras.optimizers.Optimizer | None = None
-        # What schedules follow: mini-batches, as far back as the weights were trained.
-        self._steps = ReplicaVariable(
-            self,
-            _tf.make_variable(tf.zeros([], tf.int64), device=self.shard_devices[0], name="steps"),
-            Kind.CONTROL,
-        )
-        self._shards = [
-            Shard(
-                s, self.engine.num_workers, device, self._steps.on_shard(s), cluster.locked_in_graph
+        with self.engine.explained():
+            # What schedules follow: mini-batches, as far back as the weights were trained.
+            self._steps = ReplicaVariable(
+                self,
+                _tf.make_variable(
+                    tf.zeros([], tf.int64), device=self.shard_devices[0], name="steps"
+                ),
+                Kind.CONTROL,
             )
-            for s, device in enumerate(self.shard_devices)
-        ]
+            self._shards = [
+                Shard(
+                    s,
+                    self.engine.num_workers,
+                    device,
+                    self._steps.on_shard(s),
+                    cluster.locked_in_graph,
+                )
+                for s, device in enumerate(self.shard_devices)
+            ]
         self.engine.shards = self._shards
         self.batches = HandingOut(self.engine, self.passes)
         self._eager_programs: dict[Any, FitProgram] = {}

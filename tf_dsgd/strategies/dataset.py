@@ -329,7 +329,7 @@ class TokenIterator:
         if pipelines is None:
             fits = self.stream.skip(position.batches)
         else:
-            fits = pipelines.go_to(position.pipelines)
+            fits = pipelines.go_to(position.pipelines, position.left_behind)
         if not fits or not (position.steps or self.stream.take()):
             raise ValueError(
                 f"The checkpoint was written after {position.batches} mini-batches of data that "

@@ -27,9 +27,10 @@ class Extended(_tf.StrategyExtended):
         strategy = self._container_strategy()
         shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
-        with tf.device(strategy.shard_devices[shard]):
-            primary = create(**kwargs)
-        return strategy.adopt(primary, shard)
+        with strategy.engine.explained():
+            with tf.device(strategy.shard_devices[shard]):
+                primary = create(**kwargs)
+            return strategy.adopt(primary, shard)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, ReplicaVariable):

@@ -10,7 +10,7 @@ operations, and its parallel parts keep their order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,7 +112,7 @@ def _constant_bytes(operation: tf.Operation) -> int:
 class Progress:
     """Which batches of an epoch were taken, by whom, and the workers' iterators.
 
-    All methods but `iterator` are called under the engine's lock or from the main thread.
+    All methods but those on iterators are called under the engine's lock or from the main thread.
     """
 
     def __init__(self, makers: list[Any], sizes: list[int]):
@@ -140,8 +140,12 @@ class Progress:
     # -- the position ------------------------------------------------------------------------
 
     def position(self) -> tuple[int, ...]:
-        """Batches that were taken of each pipeline; at rest they are done."""
+        """Batches that were taken of each pipeline; at rest all but `left_behind` are done."""
         return tuple(self._next)
+
+    def left_behind(self) -> tuple[Segment, ...]:
+        """Batches that a lost worker had taken, and nobody has again yet."""
+        return tuple(self._returned)
 
     def first(self, batches: int) -> tuple[int, ...]:
         """The position after so many batches if one pipeline is done after the other."""
@@ -149,14 +153,24 @@ class Progress:
             min(max(batches - sum(self._sizes[:p]), 0), size) for p, size in enumerate(self._sizes)
         )
 
-    def go_to(self, position: tuple[int, ...]) -> bool:
-        """Goes on behind the batches of each pipeline that were done; False if it has fewer."""
+    def go_to(self, position: tuple[int, ...], left_behind: Sequence[Segment] = ()) -> bool:
+        """Goes on there, and with what was left behind; False where there are no such batches."""
         if len(position) != len(self._sizes):
             return False
         if any(n > size for n, size in zip(position, self._sizes, strict=True)):
             return False
+        ends = [0] * len(position)
+        for segment in sorted(left_behind, key=dataclasses.astuple):
+            if not 0 <= segment.pipeline < len(position) or segment.count < 1:
+                return False
+            if segment.start < ends[segment.pipeline]:
+                return False
+            ends[segment.pipeline] = segment.start + segment.count
+        if any(end > taken for end, taken in zip(ends, position, strict=True)):
+            return False
         self._next = list(position)
-        self._left = self._total - sum(position)
+        self._returned = list(left_behind)
+        self._left = self._total - sum(position) + sum(s.count for s in left_behind)
         return True
 
     # -- batches ----------------------------------------------------------------------------
@@ -193,6 +207,10 @@ class Progress:
         self._returned.extend(segments)
 
     # -- iterators --------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Frees workers' iterators, each of which may take a second, in whatever thread this is."""
+        self._iterators.clear()
 
     def iterator(self, worker: int, incarnation: int, segment: Segment) -> tf.Tensor:
         """The worker's iterator at a segment's first batch; call it on the worker's device."""

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd.strategies.pipelines import Source
+from tf_dsgd.strategies.pipelines import Segment, Source
 
 _PLACE, _PIPELINES, _SOURCES = "position", "position_of_pipelines", "seeds_of_pipelines"
+_LEFT_BEHIND = "left_behind_by_pipelines"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,9 @@ class Position:
     """Mini-batches of the pass over the data that are done; more where it began in an earlier
     epoch."""
     pipelines: tuple[int, ...] = ()
-    """Mini-batches of each pipeline that are done, where workers make them themselves."""
+    """Mini-batches of each pipeline that were begun, where workers make them themselves."""
+    left_behind: tuple[Segment, ...] = ()
+    """Those among them that are not done, as a worker was lost."""
 
 
 class Passes:
@@ -95,6 +98,9 @@ class Passes:
         return {
             _PLACE: np.array([position.steps, position.batches], np.int64),
             _PIPELINES: np.array(position.pipelines, np.int64),
+            _LEFT_BEHIND: np.array(
+                [dataclasses.astuple(segment) for segment in position.left_behind], np.int64
+            ).reshape(-1, 3),
             _SOURCES: np.array(
                 [[0, 0] if s is None else [s.seed, s.epochs - (s is again)] for s in sources],
                 np.int64,
@@ -107,7 +113,8 @@ class Passes:
         Raises:
             ValueError: if it cannot.
         """
-        for name, shape in {_PLACE: (2,), _PIPELINES: (-1,), _SOURCES: (-1, 2)}.items():
+        shapes = {_PLACE: (2,), _PIPELINES: (-1,), _LEFT_BEHIND: (-1, 3), _SOURCES: (-1, 2)}
+        for name, shape in shapes.items():
             if name not in arrays:
                 raise ValueError(f"The state is not complete: {[name]} are missing.")
             found = arrays[name]
@@ -126,7 +133,8 @@ class Passes:
             self._ahead = None
             return Position(0, 0)
         steps, batches = arrays[_PLACE].tolist()
-        self._ahead = Position(steps, batches, tuple(arrays[_PIPELINES].tolist()))
+        left_behind = tuple(Segment(*row) for row in arrays[_LEFT_BEHIND].tolist())
+        self._ahead = Position(steps, batches, tuple(arrays[_PIPELINES].tolist()), left_behind)
         self._seeds = arrays[_SOURCES].tolist()
         for place, reference in enumerate(self._sources):
             self._seed(reference(), place)
@@ -141,7 +149,17 @@ def _position_of(iterator: Any, steps: int, last: bool) -> Position:
         # Data that end, in parts of `steps_per_epoch`: Keras would not know in the new process how
         # much of the pass is left. The epoch takes them from their beginning.
         return Position(steps, steps, () if pipelines is None else pipelines.first(steps))
-    return Position(steps, iterator.done, () if pipelines is None else pipelines.position())
+    if pipelines is None:
+        return Position(steps, iterator.done)
+    position = Position(steps, iterator.done, pipelines.position(), pipelines.left_behind())
+    done = sum(position.pipelines) - sum(segment.count for segment in position.left_behind)
+    if done != position.batches:
+        raise RuntimeError(
+            f"Of {position.batches} mini-batches that were handed out, {done} were taken from "
+            f"workers' pipelines: {position}. No checkpoint is written. This is a mistake in "
+            "tf_dsgd; please report it."
+        )
+    return position
 
 
 def _goes_on(iterator: Any, last: bool) -> bool:

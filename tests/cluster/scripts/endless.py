@@ -1,7 +1,8 @@
 """A worker of equal processes that trains until it learns that another is lost, or is told to end.
 
-Usage: endless.py TIMEOUT_SECONDS [STEPS], where STEPS ends it by itself. Lines: BEGINS, TRAINS, and
-then ENDED with the weights, or RAISED with the error.
+Usage: endless.py TIMEOUT_SECONDS [STEPS | busy], where STEPS ends it by itself; with busy, worker 1
+does something else for a minute. Lines: BEGINS, TRAINS, and then ENDED with the weights, or RAISED
+with the error.
 """
 
 import json
@@ -15,7 +16,8 @@ import tensorflow as tf
 import tf_dsgd
 
 averaging = tf_dsgd.callbacks.PeriodicAveraging(5, timeout_seconds=float(sys.argv[1]))
-steps = int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
+busy = sys.argv[2:] == ["busy"]
+steps = int(sys.argv[2]) if sys.argv[2:] and not busy else 10**9
 keras.utils.set_random_seed(averaging.worker_index)
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("adam", "mse")
@@ -25,6 +27,8 @@ class Say(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 20:
             print("TRAINS", averaging.worker_index, averaging.num_workers, flush=True)
+            if busy and averaging.worker_index == 1:
+                time.sleep(60.0)
 
 
 x = np.random.default_rng(averaging.worker_index).standard_normal((4, 2))

@@ -1,11 +1,13 @@
-"""A chief whose workers hold the weights; trains until a worker is killed."""
+"""A chief whose workers hold the weights; trains until a worker is killed, or does not answer."""
 
 import keras
 import numpy as np
 
 import tf_dsgd
 
-strategy = tf_dsgd.PeriodicAveragingStrategy(average_every=3)
+strategy = tf_dsgd.PeriodicAveragingStrategy(
+    tf_dsgd.TFCluster(worker_timeout_seconds=5.0), average_every=3
+)
 with strategy.scope():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
