@@ -288,6 +288,9 @@ class Connection:
         while not changing.wait(_CALL_SECONDS):
             self.silence(self.tasks.workers.values())
         changing.result()
+        for other in absent:
+            # It may have gone on meanwhile, and a call that was under way never end (TF 2.21).
+            sockets.close_connections(self.tasks.workers[other])
 
     def ask(self, addresses: set[str]) -> None:
         """Has tasks there answer a call: connections on which long ones wait live by it.

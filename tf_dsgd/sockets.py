@@ -84,7 +84,12 @@ def established(port: int) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address
 def _address(digits: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The kernel writes words of four bytes as this machine's integers."""
     words = [int(digits[i : i + 8], 16) for i in range(0, len(digits), 8)]
-    packed = struct.pack(f"={len(words)}I", *words)
-    found = ipaddress.ip_address(packed)
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
+    return unmapped(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
+
+
+def unmapped(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address that one of IPv6 stands for, or else the address itself."""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

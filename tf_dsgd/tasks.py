@@ -19,6 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd import sockets
+
 JOBS = ("chief", "worker", "ps")
 # Under this name a process of `tf_dsgd.serve` answers with its version.
 VERSION_TOKEN = "tf_dsgd_version"
@@ -360,9 +362,7 @@ def _place(address: str) -> tuple[str, str]:
     host, _, port = address.lower().rpartition(":")
     host = host.strip("[]").removesuffix(".")
     with contextlib.suppress(ValueError):  # it is a name
-        found = ipaddress.ip_address(host)
-        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-        host = str(mapped or found)
+        host = str(sockets.unmapped(ipaddress.ip_address(host)))
     return "localhost" if host in ("127.0.0.1", "::1") else host, port
 
 

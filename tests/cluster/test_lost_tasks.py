@@ -173,6 +173,17 @@ def test_a_worker_is_stopped_as_another_joins():
     assert counted == [expected] * len(counted)
 
 
+def test_a_call_to_a_worker_that_is_left_out_ends():
+    """It was stopped, and goes on in that moment: nothing else would end the call."""
+    script = str(SCRIPTS / "left_out.py")
+    options = (*MODULE, "--workers", "3", "--ps", "1", "--restart_workers", "1")
+    with processes.started(*options, script) as process:
+        back, counted, expected = report(process, "RESULT", 150.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert back, log(process)
+    assert counted == [expected] * len(counted)
+
+
 SHARED = '{"push_every": 8, "fetch_every": 2}'  # any worker can compute any message
 
 

@@ -37,6 +37,7 @@ OPTIONS = {
 } | json.loads(sys.argv[1])
 BATCH = 2
 PATIENCE_SECONDS = 0.02
+CALL_SECONDS = 30.0
 
 # Whoever was lost or is late is looked after at once, and not once in a second.
 attendance._LOOK_SECONDS = threads._LOOK_SECONDS = PATIENCE_SECONDS
@@ -76,7 +77,8 @@ class Faults:
         if self.draw(before) is not None:
             self.fail("before")
         if self.draw(later) is not None:
-            acts = threading.Thread(target=self._act, args=(function, function.captures, tensors))
+            what = function, function.captures, tensors
+            acts = threading.Thread(target=self._act, args=what, daemon=True)
             acts.start()
             self.later.append(acts)
             self.fail("later")
@@ -138,7 +140,9 @@ while not done or (until - counts and time.monotonic() < deadline):
     counts["lost"] = sum(strategy.engine.store.incarnations)
     counts["refused"] = max(shard.refused for shard in shards)
 faults.on = False
+ends = time.monotonic() + CALL_SECONDS
 for thread in faults.later:
-    thread.join()
+    thread.join(max(0.0, ends - time.monotonic()))
+assert not any(thread.is_alive() for thread in faults.later), "a call to a worker has not ended"
 model.fit(*data, **options, verbose=0)
 print("RESULT", json.dumps(counts | {"done": done}), flush=True)
