@@ -45,6 +45,10 @@ def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = (
 
     `tf.config.experimental_connect_to_cluster` would start anew and invalidate all that exists;
     `update_server_def` keeps what the other tasks hold. `ClusterCoordinator` uses it. TF 2.21.
+
+    Raises:
+        tf.errors.OpError: if a task ended meanwhile, for which TensorFlow would wait. The cluster
+            may be as it was told, or not; to be told again.
     """
     server_def = _context.get_server_def()
     tasks = next(j for j in server_def.cluster.job if j.name == job).tasks
@@ -52,8 +56,26 @@ def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = (
         tasks.pop(other, None)
     for index, address in joining.items():
         tasks[index] = address
-    with _changing:
+    with _changing, _environment(_FAIL_FAST, "true"):
         _context.context().update_server_def(server_def)
+
+
+# Whether calls to a task that cannot be reached fail, or wait for it; read at each call. TF 2.21.
+_FAIL_FAST = "GRPC_FAIL_FAST"
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Within, TensorFlow finds this in its environment."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 # Held while tasks join: one may not be told yet of a function that ends by then.
@@ -131,17 +153,11 @@ def tell_without_waiting() -> None:
     _pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context._handle, False)
     stream = SynchronousExecutor(streaming=True)
     lock = threading.RLock()  # entered again where a function is freed within
-    environment = os.environ
 
     def in_stream(tell: Callable[..., None]) -> Callable[..., None]:
         def told(*args: Any) -> None:
-            with lock, stream.scope(), _nothing_freed():
-                before = environment.get(_STREAMING, "False")
-                environment[_STREAMING] = "True"
-                try:
-                    tell(*args)
-                finally:
-                    environment[_STREAMING] = before
+            with lock, stream.scope(), _nothing_freed(), _environment(_STREAMING, "True"):
+                tell(*args)
 
         return told
 

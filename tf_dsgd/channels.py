@@ -19,7 +19,8 @@ import os
 _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _MOST_MS = (1 << 31) - 1
 # Until a connection is made, at most, where gRPC allows 20 s: one that is stopped takes it, and
-# says nothing, and each call to it may wait for that.
+# says nothing, and each call to it may wait for that. And until it is tried again, where gRPC takes
+# up to two minutes: calls to one that has come back fail until then.
 _CONNECT_SECONDS = 2.0
 ASK_SECONDS = 20.0
 
@@ -38,6 +39,7 @@ def configure(timeout_seconds: float) -> None:
         "grpc.keepalive_timeout_ms": timeout_seconds,
         "grpc.http2.ping_timeout_ms": timeout_seconds,  # of pings that measure how fast data come
         "grpc.min_reconnect_backoff_ms": min(max(quarter, 1.0), _CONNECT_SECONDS),
+        "grpc.max_reconnect_backoff_ms": _CONNECT_SECONDS,
     }
     told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]
     os.environ.setdefault(_OPTIONS, ",".join([*told, "grpc.http2.max_pings_without_data=1"]))

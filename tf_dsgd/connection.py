@@ -73,6 +73,8 @@ class Connection:
         """Those that were lost, or failed as they joined, since."""
         self._left: dict[int, tuple[float, float]] = {}
         """When they left to join anew, and how long they stay away."""
+        self._left_out: set[str] = set()
+        """Addresses of workers that TensorFlow let go of, or may have, since a change was whole."""
         self._join: tuple[int, Aside] | None = None
         """The worker that is being added, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
@@ -86,6 +88,8 @@ class Connection:
         self._executor = _tf_remote.SynchronousExecutor()
         self.asked = "", 0.0
         """Who was asked to answer a call last, and when."""
+        self.answered: set[str] = set()
+        """Who has answered, of those that were asked last."""
         self._answer = tf.function(_answer).get_concrete_function()
         for job, index in cluster.of_shards:
             self._check_version(job, index)
@@ -240,10 +244,13 @@ class Connection:
         if not adding.wait(seconds if begins else 0.0):
             return False
         self._join = None
-        if worker != m:
-            return False
-        adding.result()
-        return self.workers[m] in self._known
+        try:
+            adding.result()
+        except (UnequalVersions, tf.errors.OpError):
+            if worker == m:
+                raise
+            self.estrange(worker, joining=True)
+        return worker == m and self.workers[m] in self._known
 
     def estrange(self, m: int, *, joining: bool = False) -> None:
         """Worker number m was lost, or failed as it joined: it may not know all functions.
@@ -265,16 +272,17 @@ class Connection:
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or that were lost with its connection
             # (TF 2.21).
+            self._known = self._known - absent
             self._change({}, absent | {index})
-            self._known = self._known - absent - {index}
+            self._known = self._known - {index}
             # What it had there is freed when its last call has ended, by a number that the next
             # context will have, too: that one would not live long if it were there by then.
             _, stays = self._left.get(index, (0.0, _LEFT_SECONDS / 2))
             self._left[index] = time.monotonic(), min(2 * stays, _MOST_LEFT_SECONDS)
             return
         self._estranged.discard(index)
+        self._known = (self._known - absent) | {index}  # also if the rest fails
         self._change({index: self.tasks.workers[index]}, absent)
-        self._known = (self._known - absent) | {index}
         self._check_version("worker", index, UnequalVersions)
 
     def _change(self, joining: dict[int, str], absent: set[int]) -> None:
@@ -285,12 +293,14 @@ class Connection:
         self.changes += 1
         change = functools.partial(_tf_remote.change_tasks, "worker", joining, absent)
         changing = Aside(change, "tf_dsgd changes the cluster")
+        self._left_out.update(self.tasks.workers[i] for i in absent)
         while not changing.wait(_CALL_SECONDS):
-            self.silence(self.tasks.workers.values())
+            self._left_out |= self.silence(self.tasks.workers.values())
+        # They may have gone on meanwhile, and a call that was under way never end (TF 2.21).
+        for address in self._left_out:
+            sockets.close_connections(address)
         changing.result()
-        for other in absent:
-            # It may have gone on meanwhile, and a call that was under way never end (TF 2.21).
-            sockets.close_connections(self.tasks.workers[other])
+        self._left_out.clear()
 
     def ask(self, addresses: set[str]) -> None:
         """Has tasks there answer a call: connections on which long ones wait live by it.
@@ -299,6 +309,7 @@ class Connection:
         """
         places = {("worker", i): self.tasks.workers[i] for i in self._known}
         places |= {("ps", i): address for i, address in self.tasks.ps.items()}
+        self.answered = set()
         with self._executor.scope():
             for (job, index), address in places.items():
                 if address not in addresses:
@@ -307,6 +318,7 @@ class Connection:
                 try:
                     with tf.device(_device(job, index)):
                         self._answer()
+                    self.answered = self.answered | {address}
                 except tf.errors.OpError:  # whoever needs it will tell
                     self._executor.clear_error()
 

@@ -81,6 +81,7 @@ def test_pings_of_channels(monkeypatch):
         "grpc.keepalive_timeout_ms": "8000",
         "grpc.http2.ping_timeout_ms": "8000",
         "grpc.min_reconnect_backoff_ms": "2000",
+        "grpc.max_reconnect_backoff_ms": "2000",
         "grpc.http2.max_pings_without_data": "1",
     }
     channels.configure(1.0)  # TensorFlow reads it once

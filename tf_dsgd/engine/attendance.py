@@ -203,6 +203,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
         self._unresponsive &= answering  # at the address of one that ended may be another next
         self._unresponsive |= self._ask(answering)
+        self._unresponsive -= self._connection.answered
         answering = answering - self._unresponsive
         silent |= self._unresponsive
         self._connection.mute -= answering
@@ -458,8 +459,10 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
 
     def _say_gone_again(self, m: int, error: tf.errors.OpError) -> None:
         self._connection.estrange(m, joining=True)
+        here = self._connection.worker_listens(m)
+        what = "has not joined yet" if here else "was lost again while it joined"
         why = error.message.partition("\n")[0]
-        say(f"{self._connection.worker_name(m)} was lost again while it joined: {why}")
+        say(f"{self._connection.worker_name(m)} {what}: {why}")
 
 
 def _tell(engine: weakref.ref[AttendedEngine], silent: set[str], answering: set[str]) -> bool:

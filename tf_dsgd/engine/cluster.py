@@ -121,11 +121,14 @@ class ClusterEngine(StandsIn):
         else:
             whole_round = program.round_from
         with self._changed:
+            if worker.unsent < steps:
+                return 0  # lost in this moment
+            part = self._unapplied.held[m][-1]
             if program.can_be_late:
                 self._lateness.computes(m, time.monotonic())
             # What is left is sent with the round, not by a call of its own.
             push = self.exchange.push_due(worker.step) or self._has_all(worker)
-        work, inputs = self._inputs(worker, program, self._unapplied.held[m][-1])
+        work, inputs = self._inputs(worker, program, part)
         counts = True
         if push and worker.fetch_next:
             worker.watch.enter(ROUND)
