@@ -36,7 +36,8 @@ def own_address() -> str:
 def change_tasks(job: str, joining: Mapping[int, str], absent: Iterable[int] = ()) -> None:
     """Adds tasks to the cluster this process is connected to, or meets their new incarnations.
 
-    Tasks of the same job that are `absent` leave it: TensorFlow would wait for them, in this call.
+    Tasks of the same job that are `absent` leave it: TensorFlow would ask them, in this call, and
+    wait for one that is stopped.
 
     Args:
         job: of all of them.

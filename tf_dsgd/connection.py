@@ -25,6 +25,7 @@ _ANSWER_SECONDS = 5.0  # the same, for one that TensorFlow would wait for withou
 _CALL_SECONDS = 1.0  # between two looks at who is called
 _LEFT_SECONDS = 0.5  # between a worker's leaving and its joining anew; twice that after a failure
 _MOST_LEFT_SECONDS = 8.0
+_REACH_SECONDS = 3.0  # for gRPC to connect to a worker that is there again (`tf_dsgd.channels`)
 _FIRST_JOIN_SECONDS = 30.0  # for a worker to join while a strategy is made
 # What TensorFlow says of a task where this process has nothing, or that it does not know itself.
 _NO_CONTEXT = ("context_id", "unknown device", "No worker known as")
@@ -88,8 +89,6 @@ class Connection:
         self._executor = _tf_remote.SynchronousExecutor()
         self.asked = "", 0.0
         """Who was asked to answer a call last, and when."""
-        self.answered: set[str] = set()
-        """Who has answered, of those that were asked last."""
         self._answer = tf.function(_answer).get_concrete_function()
         for job, index in cluster.of_shards:
             self._check_version(job, index)
@@ -225,13 +224,13 @@ class Connection:
     def join(self, m: int, seconds: float) -> bool:
         """Adds worker number m, which came or came back, and listens; whether that is done.
 
-        TensorFlow waits, without end, for a task that stops or dies in the moment in which it is
-        added. So it is added in a thread: who calls first waits `seconds`, and calls again. One
-        worker is added at a time.
+        TensorFlow waits for a task that stops in the moment in which it is added. So it is added in
+        a thread: who calls first waits `seconds`, and calls again. One worker is added at a time.
 
         Raises:
             UnequalVersions: if it runs another version of the package.
-            tf.errors.OpError: if it is gone again.
+            tf.errors.OpError: if it is gone again, or another is in that moment, or no connection
+                to it is made yet.
         """
         begins = self._join is None
         if self._join is None:
@@ -246,10 +245,11 @@ class Connection:
         self._join = None
         try:
             adding.result()
-        except (UnequalVersions, tf.errors.OpError):
+        except (UnequalVersions, tf.errors.OpError) as error:
             if worker == m:
                 raise
             self.estrange(worker, joining=True)
+            say(f"{self.worker_name(worker)} has not joined: {error}")
         return worker == m and self.workers[m] in self._known
 
     def estrange(self, m: int, *, joining: bool = False) -> None:
@@ -268,17 +268,21 @@ class Connection:
         others = self._known - {index}
         silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
+        absent |= {i for i in (others & self._estranged) - absent if not self._is_reached(i)}
+        if index in self._known and not self._is_reached(index):
+            raise tf.errors.UnavailableError(None, None, "No connection to it is made yet.")
         if index in self._estranged & self._known and self._is_the_same(index):
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or that were lost with its connection
             # (TF 2.21).
-            self._known = self._known - absent
-            self._change({}, absent | {index})
-            self._known = self._known - {index}
-            # What it had there is freed when its last call has ended, by a number that the next
-            # context will have, too: that one would not live long if it were there by then.
             _, stays = self._left.get(index, (0.0, _LEFT_SECONDS / 2))
-            self._left[index] = time.monotonic(), min(2 * stays, _MOST_LEFT_SECONDS)
+            self._known = self._known - absent - {index}  # also if the rest fails
+            try:
+                self._change({}, absent | {index})
+            finally:
+                # What it had there is freed when its last call has ended, by a number that the next
+                # context will have, too: that one would not live long if it were there by then.
+                self._left[index] = time.monotonic(), min(2 * stays, _MOST_LEFT_SECONDS)
             return
         self._estranged.discard(index)
         self._known = (self._known - absent) | {index}  # also if the rest fails
@@ -286,11 +290,14 @@ class Connection:
         self._check_version("worker", index, UnequalVersions)
 
     def _change(self, joining: dict[int, str], absent: set[int]) -> None:
-        """Tells TensorFlow who its workers are; it waits for all, and all calls wait for that.
+        """Tells TensorFlow who its workers are; it asks all, and all calls wait for that.
 
         One that stops in this moment is found out here, and not waited for.
         """
         self.changes += 1
+        for address in self._left_out.intersection(joining.values()):
+            sockets.close_connections(address)  # now: what it is told next is not to be cut off
+            self._left_out.discard(address)
         change = functools.partial(_tf_remote.change_tasks, "worker", joining, absent)
         changing = Aside(change, "tf_dsgd changes the cluster")
         self._left_out.update(self.tasks.workers[i] for i in absent)
@@ -309,7 +316,6 @@ class Connection:
         """
         places = {("worker", i): self.tasks.workers[i] for i in self._known}
         places |= {("ps", i): address for i, address in self.tasks.ps.items()}
-        self.answered = set()
         with self._executor.scope():
             for (job, index), address in places.items():
                 if address not in addresses:
@@ -318,9 +324,25 @@ class Connection:
                 try:
                     with tf.device(_device(job, index)):
                         self._answer()
-                    self.answered = self.answered | {address}
                 except tf.errors.OpError:  # whoever needs it will tell
                     self._executor.clear_error()
+
+    def _is_reached(self, index: int) -> bool:
+        """Whether calls reach a worker that is there: gRPC pauses between two attempts to connect.
+
+        `_change` would fail, and leave threads behind.
+        """
+        deadline = time.monotonic() + _REACH_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                tasks.remote_version(_device("worker", index))
+            except tf.errors.UnavailableError:
+                time.sleep(_LOOK_SECONDS)
+            except tf.errors.OpError:
+                return True
+            else:
+                return True
+        return False
 
     def _is_the_same(self, index: int) -> bool:
         """Whether a worker has a context of this process: it was stopped, or out of reach.

@@ -203,7 +203,6 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
         lost = {self._connection.worker_address(m) for m in list(self._lost)}
         self._unresponsive &= answering  # at the address of one that ended may be another next
         self._unresponsive |= self._ask(answering)
-        self._unresponsive -= self._connection.answered
         answering = answering - self._unresponsive
         silent |= self._unresponsive
         self._connection.mute -= answering
@@ -429,7 +428,7 @@ class AttendedEngine(LosesWorkers, ThreadsEngine):
             time.sleep(0.1)
 
     def _has_joined(self, m: int) -> bool:
-        """Whether TensorFlow has let a worker in; it waits if that one stops or dies meanwhile."""
+        """Whether TensorFlow has let a worker in; it waits if that one stops meanwhile."""
         try:
             return self._connection.join(m, _JOIN_SECONDS)
         except UnequalVersions as error:  # the others go on; it is not asked again until it ends

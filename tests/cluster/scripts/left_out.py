@@ -41,13 +41,14 @@ with tf.device("/job:worker/task:1"):
 victim = psutil.Process(faults.task("worker", 1).pid)
 engine = strategy.engine
 inputs_of, change_tasks = engine._inputs, _tf_remote.change_tasks
-waiting = left_out = None  # since when, and the steps that were done by then
+waits_now = False
+left_out = None  # the steps that were done by then
 
 
 def waiting_first(worker, *args):
-    global waiting
-    if worker.index == 1 and waiting is None:
-        waiting = time.monotonic()
+    global waits_now
+    if worker.index == 1 and not waits_now:
+        waits_now = True
         with tf.device("/job:worker/task:1"):
             waits()
     return inputs_of(worker, *args)
@@ -69,13 +70,13 @@ engine._inputs, _tf_remote.change_tasks = waiting_first, changed
 
 
 class Watches(keras.callbacks.Callback):
-    """Stops worker 1 and kills worker 0; ends when both take part again."""
+    """Stops worker 1 when nobody waits for it any more, kills 0; ends when both take part again."""
 
     stopped = back = False
     began = time.monotonic()
 
     def on_train_batch_end(self, batch, logs=None):
-        if not self.stopped and waiting is not None and time.monotonic() - waiting > 1.0:
+        if not self.stopped and 1 in engine._lateness.overtaken:
             self.stopped = True
             victim.suspend()
             faults.task("worker", 0).kill()
