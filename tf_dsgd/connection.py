@@ -301,8 +301,12 @@ class Connection:
         change = functools.partial(_tf_remote.change_tasks, "worker", joining, absent)
         changing = Aside(change, "tf_dsgd changes the cluster")
         self._left_out.update(self.tasks.workers[i] for i in absent)
+        limit = time.monotonic() + channels.ASK_SECONDS + self._silent
         while not changing.wait(_CALL_SECONDS):
             self._left_out |= self.silence(self.tasks.workers.values())
+            if time.monotonic() > limit:  # one is there, and answers no calls
+                for address in self._left_out.union(joining.values()):
+                    sockets.close_connections(address)
         # They may have gone on meanwhile, and a call that was under way never end (TF 2.21).
         for address in self._left_out:
             sockets.close_connections(address)

@@ -6,7 +6,8 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tf_dsgd import channels, probing, tasks
+from tf_dsgd import _tf_remote, channels, probing, sockets, tasks
+from tf_dsgd import connection as connection_module
 from tf_dsgd.connection import Connection
 
 
@@ -51,6 +52,18 @@ def test_its_error_is_raised_where_it_is_waited_for(connection):
         connection.join(1, 30.0)
     connection.error = None
     assert connection.join(1, 30.0)
+
+
+def test_the_error_of_one_that_another_waited_for_is_not_forgotten(connection, capsys):
+    """It may not know all functions: it leaves before it joins."""
+    connection._estranged = set()
+    connection.error = tf.errors.UnavailableError(None, None, "gone")
+    assert not connection.join(1, 0.01)
+    connection.go_on.set()
+    assert connection._join[1].wait(30.0)
+    assert not connection.join(0, 30.0)
+    assert connection._estranged == {1}
+    assert "worker 1 at b:1 has not joined: gone" in capsys.readouterr().err
 
 
 def test_one_that_does_not_answer_is_not_added(connection):
@@ -98,7 +111,6 @@ def test_pings_of_channels(monkeypatch):
         (None, True),
         (tf.errors.NotFoundError(None, None, "'ask' is no function registered"), True),
         (tf.errors.AbortedError(None, None, "Cleanup 12"), True),
-        (tf.errors.UnavailableError(None, None, "Connection refused"), False),
         (tf.errors.InvalidArgumentError(None, None, "Unable to find a context_id"), False),
     ],
 )
@@ -125,3 +137,99 @@ def test_who_has_a_context_of_this_process_leaves_before_it_joins(
         Connection._add(connection, 1)
     assert told[-1] == ({1}, set())
     assert (connection._known, connection._estranged) == ({0, 1}, set())
+
+
+@pytest.fixture
+def told(connection, monkeypatch):
+    """What TensorFlow is told, and what is closed, in their order; a change may fail."""
+    happened = []
+    connection._estranged, connection._left_out, connection.changes = set(), set(), 0
+    connection._check_version = lambda *arguments: None
+    connection.failure, connection._silent = None, 60.0
+
+    def change(job, joining, absent):
+        happened.append((set(joining), set(absent)))
+        if connection.failure is not None:
+            raise connection.failure
+
+    monkeypatch.setattr(_tf_remote, "change_tasks", change)
+    monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: {"a:1"})
+    monkeypatch.setattr(sockets, "close_connections", happened.append)
+    return happened
+
+
+GONE = tf.errors.UnavailableError(None, None, "Connection refused")
+REPLACED = tf.errors.AbortedError(None, None, "Unable to find a context_id")
+
+
+def remote_versions(monkeypatch, answers):
+    """What workers answer one after another; the last again and again."""
+
+    def ask(device):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tasks, "remote_version", ask)
+
+
+def test_tensorflow_is_not_told_of_one_that_calls_do_not_reach_yet(connection, told, monkeypatch):
+    remote_versions(monkeypatch, [GONE])
+    monkeypatch.setattr(connection_module, "_REACH_SECONDS", 0.01)
+    with pytest.raises(tf.errors.UnavailableError, match="No connection to it is made yet"):
+        Connection._add(connection, 1)
+    assert told == []
+    monkeypatch.setattr(connection_module, "_REACH_SECONDS", 30.0)
+    remote_versions(monkeypatch, [GONE, GONE, REPLACED])
+    Connection._add(connection, 1)
+    assert told == [({1}, {0}), "a:1"]
+
+
+def test_who_is_left_out_has_its_connections_closed_also_if_the_change_fails(
+    connection, told, monkeypatch
+):
+    remote_versions(monkeypatch, [REPLACED])
+    connection.failure = GONE
+    with pytest.raises(tf.errors.UnavailableError):
+        Connection._add(connection, 1)
+    assert told == [({1}, {0}), "a:1"]
+    assert connection._known == {1}  # as TensorFlow has it
+    connection.failure = None
+    monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
+    Connection._add(connection, 0)
+    assert told[2:] == ["a:1", ({0}, set())]  # before it is told of functions, not after
+    assert connection._known == {0, 1}
+
+
+def test_one_stays_away_for_a_moment_also_if_its_leaving_fails(connection, told, monkeypatch):
+    remote_versions(monkeypatch, ["1.0"])
+    connection.estrange(1)
+    connection.failure = GONE
+    with pytest.raises(tf.errors.UnavailableError):
+        Connection._add(connection, 1)
+    assert told[0] == (set(), {0, 1})
+    assert connection._known == set()
+    assert not connection.join(1, 30.0)
+    assert connection.added == []
+
+
+def test_one_that_is_there_and_answers_no_calls_does_not_join_for_ever(
+    connection, told, monkeypatch
+):
+    closed = threading.Event()
+
+    def change(job, joining, absent):
+        assert closed.wait(30.0)
+        raise GONE
+
+    remote_versions(monkeypatch, [REPLACED])
+    monkeypatch.setattr(_tf_remote, "change_tasks", change)
+    monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
+    monkeypatch.setattr(sockets, "close_connections", lambda address: closed.set())
+    monkeypatch.setattr(channels, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(connection_module, "_CALL_SECONDS", 0.01)
+    connection._silent = 0.02
+    with pytest.raises(tf.errors.UnavailableError, match="Connection refused"):
+        Connection._add(connection, 1)
+    assert closed.is_set()
