@@ -38,12 +38,12 @@ callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=tell)]
 """
 # Where the chief hands out far ahead it does not wait, and Python raises a KeyboardInterrupt
 # anywhere: in TensorFlow's cache of traces too, which then is of no more use. This waits where it
-# is safe.
+# is safe, in the same callbacks that tell of the moment.
 WAITS = """
 import time
 callbacks.append(
     keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: time.sleep(60) if batch == 6 else None
+        on_train_batch_end=lambda batch, logs: time.sleep(60) if batch == 5 else None
     )
 )
 """
