@@ -268,6 +268,7 @@ class Connection:
         others = self._known - {index}
         silent = probing.not_answering([self.tasks.workers[i] for i in others], _ANSWER_SECONDS)
         absent = {i for i in others if self.tasks.workers[i] in silent}
+        # Of others that were lost TensorFlow would want to know now, too, who they are.
         absent |= {i for i in (others & self._estranged) - absent if not self._is_reached(i)}
         if index in self._known and not self._is_reached(index):
             raise tf.errors.UnavailableError(None, None, "No connection to it is made yet.")
