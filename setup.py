@@ -35,7 +35,7 @@ EXTRAS = {
         "matplotlib",
     ],
     "lint": ["ruff==0.17.*", "mypy>=1.13"],
-    "docs": ["sphinx>=8", "myst-parser>=4", "sphinxcontrib-bibtex", "furo"],
+    "docs": ["sphinx>=8", "docutils>=0.22", "myst-parser>=5.1", "furo"],
 }
 # No TensorFlow here either: `pip install -e ".[cpu,dev]"` names the flavour.
 EXTRAS["dev"] = sorted(
@@ -55,6 +55,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["tf_dsgd", "tf_dsgd.*"]),
     package_data={"tf_dsgd": ["py.typed"]},
+    entry_points={"console_scripts": ["tf-dsgd = tf_dsgd.__main__:main"]},
     python_requires=">=3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,

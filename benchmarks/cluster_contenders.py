@@ -23,6 +23,8 @@ import sys
 import tempfile
 import time
 
+import processor_time
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 CLASSES = 10
@@ -66,10 +68,13 @@ def timed_fit(strategy, model, epochs: int, **data) -> dict:
     model.fit(**data, verbose=0)
     weight.numpy()
     steps, before = strategy.steps, strategy.engine.snapshot()
+    pids = processor_time.of_cluster()
+    cpu_before = processor_time.read(pids)
     cpu, start = time.process_time(), time.perf_counter()
     model.fit(**data, verbose=0, epochs=epochs)
     weight.numpy()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    cpu_seconds = processor_time.spent(cpu_before, processor_time.read(pids))
     steps = strategy.steps - steps
     spent = strategy.engine.snapshot().since(before).spent.sum(0)
     return {
@@ -79,6 +84,7 @@ def timed_fit(strategy, model, epochs: int, **data) -> dict:
         "seconds": seconds,
         "steps_per_second": steps / seconds,
         "chief_cpu_seconds_per_step": cpu / steps,
+        "cpu_seconds": cpu_seconds,
         "staleness_mean": strategy.staleness().mean,
     }
 
@@ -221,7 +227,8 @@ def overlap(spec: Spec) -> dict:
     results = {}
     for name in ("in turns", "overlapping"):
         strategy = tf_dsgd.DownpourStrategy(push_every=1, fetch_every=10)
-        strategy.engine.overlaps = strategy.engine.overlaps and name == "overlapping"
+        rounds = strategy.engine.rounds
+        rounds.overlaps = rounds.overlaps and name == "overlapping"
         with strategy.scope():
             layers = [keras.layers.Dense(width, use_bias=False) for _ in range(spec.variables)]
             model = keras.Sequential([keras.Input((width,)), *layers])
@@ -315,14 +322,17 @@ def parameter_server(spec: Spec) -> dict:
         for task in range(len(cluster[job]))
     ]
     try:
-        return parameter_server_fit(spec, cluster)
+        pids = {"chief": [os.getpid()], "ps": [], "workers": []}
+        for server, job in zip(servers, ["worker"] * PEER_WORKERS + ["ps"], strict=True):
+            pids["ps" if job == "ps" else "workers"].append(server.pid)
+        return parameter_server_fit(spec, cluster, pids)
     finally:
         for server in servers:
             server.kill()
             server.wait()
 
 
-def parameter_server_fit(spec: Spec, cluster: dict) -> dict:
+def parameter_server_fit(spec: Spec, cluster: dict, pids: dict) -> dict:
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import numpy as np
     import tensorflow as tf
@@ -362,7 +372,7 @@ def parameter_server_fit(spec: Spec, cluster: dict) -> dict:
 
     def note(*_):
         ends.append(time.perf_counter())
-        cpu.append(time.process_time())
+        cpu.append(processor_time.read(pids))
 
     model.fit(
         tf_keras.utils.experimental.DatasetCreator(dataset),
@@ -377,7 +387,7 @@ def parameter_server_fit(spec: Spec, cluster: dict) -> dict:
         "steps": steps,
         "seconds": seconds,
         "steps_per_second": steps / seconds,
-        "chief_cpu_seconds_per_step": (cpu[-1] - cpu[0]) / steps,
+        "cpu_seconds": processor_time.spent(cpu[0], cpu[-1]),
     }
 
 
@@ -435,12 +445,15 @@ def torch_worker(rank: int, spec: Spec, address: str, results) -> None:
 
     steps = len(x) // spec.batch_size  # of an epoch, for one process
     train(steps)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     train(spec.epochs * steps)
     seconds = time.perf_counter() - start
+    total = torch.tensor(time.process_time() - cpu, dtype=torch.float64)
+    distributed.all_reduce(total)
     steps *= spec.epochs * PEER_WORKERS
     if rank == 0:
-        results.put({"steps": steps, "seconds": seconds, "steps_per_second": steps / seconds})
+        speed = {"steps": steps, "seconds": seconds, "steps_per_second": steps / seconds}
+        results.put({**speed, "cpu_seconds": {"workers": float(total)}})
     distributed.destroy_process_group()
 
 

@@ -12,16 +12,14 @@ ratios are what counts.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 
+import limits
 import runs
 
 PROGRAM = "cluster_contenders.py"
@@ -61,30 +59,25 @@ class Contender:
 
     def run(self) -> dict:
         """What it measured; the package is imported from this checkout."""
-        variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        path = [str(runs.HERE.parent), variables.get("PYTHONPATH")]
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        process = subprocess.Popen(
-            self.command(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=variables,
-            start_new_session=True,
-        )
-        try:
-            output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-        except BaseException:  # Ctrl-C as well: nothing is left over
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-        if process.returncode:
-            raise SystemExit(f"{self.command()} failed:\n{output[-2000:]}\n{errors[-4000:]}")
-        return json.loads(output.strip().splitlines()[-1])
+        return runs.run_process(self.command(), TIMEOUT_SECONDS)
 
 
 def launched(workers: int, ps: int = 1, **spec) -> Contender:
     return Contender(spec, launch=("--workers", str(workers), "--ps", str(ps)))
+
+
+def bare(limit: str, seconds: float) -> Contender:
+    """A limit, to run beside the contenders."""
+    spec = limits.spec_of(limit, seconds=seconds)
+    return Contender(spec, program=spec.pop("program"))
+
+
+def with_limits(
+    contenders: dict[str, Contender], whose: dict[str, str], seconds: float
+) -> dict[str, Contender]:
+    """The contenders, and the limits that are theirs."""
+    names = dict.fromkeys(limit for name, limit in whose.items() if name in contenders)
+    return {**contenders, **{name: bare(name, seconds) for name in names}}
 
 
 def interleaved(contenders: dict[str, Contender], repetitions: int) -> Results:
@@ -147,36 +140,46 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
     return contenders, left_out
 
 
+LIMIT_OF = {
+    AVERAGING: limits.PROCESSES,
+    **{name: limits.of_processes(20) for name in (EVERY_20, EXECUTION_20, PIPELINES_20)},
+    PSS_20: limits.of_processes(1, steps_per_call=20),
+    PSS_1: limits.of_processes(1),
+    EVERY_STEP: limits.of_processes(1),
+    PIPELINES_1: limits.of_processes(1, steps_per_call=20),
+    PLAIN: limits.ONE,
+    DDP: limits.PROCESSES,
+}
+"""The limit of a contender: what TensorFlow alone does as often as it does."""
+
+
+LIMIT_AIMS = {
+    **dict.fromkeys((EVERY_20, EXECUTION_20, PIPELINES_20), 0.75),
+    **dict.fromkeys((EVERY_STEP, PIPELINES_1), 0.85),
+}
+
+
 def speed_table(results: Results) -> str:
+    roles = runs.cpu_roles(results)
     rows = []
     for name, outcomes in results.items():
-        cpu = [
-            1e3 * outcome["chief_cpu_seconds_per_step"]
-            for outcome in outcomes
-            if "chief_cpu_seconds_per_step" in outcome
-        ]
         staleness = [o["staleness_mean"] for o in outcomes if "staleness_mean" in o]
         rows.append(
             [
                 name,
                 runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
                 runs.spread(runs.ratios(results, name, PLAIN), 2),
-                runs.spread(cpu, 2) if cpu else "",
+                *limits.cells(results, name, LIMIT_OF),
+                *runs.cpu_cells(outcomes, roles),
                 runs.spread(staleness, 1) if staleness else "",
             ]
         )
-    header = [
-        "",
-        "mini-batches/s",
-        "beside plain fit",
-        "chief's CPU, ms/mini-batch",
-        "mean staleness",
-    ]
-    return runs.table(header, rows)
+    header = ["", "mini-batches/s", "beside plain fit", *limits.HEADER, *runs.cpu_header(roles)]
+    return runs.table([*header, "mean staleness"], rows)
 
 
 def aims_table(results: Results) -> str:
-    """Ours beside the peers that ran, each ratio within one repetition."""
+    """Ours beside the peers that ran and the limits, each ratio within one repetition."""
 
     def speeds(name: str) -> list[float]:
         return [outcome["steps_per_second"] for outcome in results.get(name, [])]
@@ -191,6 +194,7 @@ def aims_table(results: Results) -> str:
         ),
         (PIPELINES_20, DDP, speeds(DDP), None),
         *((ours, PSS_1, speeds(PSS_1), 1.0) for ours in (EVERY_STEP, PIPELINES_1)),
+        *((ours, LIMIT_OF[ours], speeds(LIMIT_OF[ours]), aim) for ours, aim in LIMIT_AIMS.items()),
     ]
     rows = [
         [
@@ -207,6 +211,7 @@ def aims_table(results: Results) -> str:
 
 def run_peers(options, record: dict) -> None:
     contenders, left_out = peers(options)
+    contenders = with_limits(contenders, LIMIT_OF, options.limit_seconds)
     results = interleaved(contenders, options.repetitions)
     title = "MLP 784-512-512-10, batch 64, SGD(0.01): two workers and one ps, processes"
     record["groups"].append({"title": title, "left_out": left_out, "results": results})
@@ -345,16 +350,22 @@ def run_averaging(options, record: dict) -> None:
             contenders[name] = dataclasses.replace(contender, python=python)
         else:
             left_out.append(f"Left out: {name}: {reason} (--{package}_python).")
+    whose = dict.fromkeys(contenders, limits.PROCESSES)
+    contenders = with_limits(contenders, whose, options.limit_seconds)
     results = interleaved(contenders, options.repetitions)
     title = "Averaging every 20: MLP 784-512-512-10, batch 64, SGD(0.01), two workers, processes"
     record["groups"].append({"title": title, "left_out": left_out, "results": results})
     peers = [name for name in (AVERAGING, MIRRORED) if name in results]
+    roles = runs.cpu_roles(results)
     rows = []
     for name, outcomes in results.items():
         speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
         beside = [runs.spread(runs.ratios(results, name, peer), 2) for peer in peers]
-        rows.append([name, speeds, *beside, *time_shares(outcomes)])
-    header = ["", "mini-batches/s", *(f"beside {peer}" for peer in peers), *SHARES]
+        limit = limits.cells(results, name, whose)[:1]
+        cpu = runs.cpu_cells(outcomes, roles)
+        rows.append([name, speeds, *beside, *limit, *cpu, *time_shares(outcomes)])
+    header = ["", "mini-batches/s", *(f"beside {peer}" for peer in peers)]
+    header += [f"of the limit: {limits.PROCESSES}", *runs.cpu_header(roles), *SHARES]
     for part in (f"### {title}", runs.table(header, rows), "\n".join(left_out)):
         if part:
             print(f"\n{part}", flush=True)
@@ -422,6 +433,7 @@ def main() -> None:
     add("--epochs", type=int, default=10, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800)
     add("--only", default="", help="a regular expression of contenders' names, for the group peers")
+    add("--limit_seconds", type=float, default=5.0, help="that a limit is measured")
     add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
     add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")
     add("--parameters", type=int, default=25_000_000, help="for the groups large and overlap")

@@ -21,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import memory
 import numpy as np
+import processor_time
 import tensorflow as tf
 
 CLASSES = 10
@@ -32,8 +33,7 @@ class Spec:
     """What to run. `period` is both `push_every` and `fetch_every`, or `average_every`."""
 
     kind: str = "keras"
-    """`keras`: plain fit; `downpour`, `averaging`, `elastic`: fit under that strategy; `threads`:
-    bare_threads.py."""
+    """`keras`: plain fit; `downpour`, `averaging`, `elastic`: fit under that strategy."""
     model: str = "mlp"
     """`mlp`, `wide`, `deep`, `embedding` or `dense_embedding`."""
     workers: int = 2
@@ -152,11 +152,15 @@ def without_books() -> None:
     from tf_dsgd.engine.base import Engine
     from tf_dsgd.engine.shard import Shard
 
-    def receive(shard, header, apply):
-        _, _, _, version, steps = tf.unstack(header, 5)
-        shard.count_version(apply(shard.version.read_value() - version))
-        shard.schedule_step.assign_add(steps, read_value=False)
-        return tf.constant(True)
+    def receive(shard, parcel, unpack, apply):
+        def body(arrived):
+            content = unpack(arrived)
+            _, _, _, version, steps = tf.unstack(content[0], 5)
+            shard.count_version(apply(content, shard.version.read_value() - version))
+            shard.schedule_step.assign_add(steps, read_value=False)
+            return tf.constant(True)
+
+        return shard.locked(parcel, body)
 
     Shard.receive = receive
     Engine._audit = lambda engine: None
@@ -195,6 +199,7 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
         "steps": steps,
         "seconds": seconds,
         "steps_per_second": steps / seconds,
+        "cpu_seconds": {processor_time.CHIEF: cpu},
         "cpu_seconds_per_step": cpu / steps,
         "parameter_bytes": parameter_bytes,
         "peak_growth_bytes": memory.peak_bytes() - before,
@@ -207,16 +212,8 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
 
 def main() -> None:
     spec = Spec(**json.loads(sys.argv[1]))
-    if spec.kind == "threads":
-        import bare_threads
-
-        x, y = make_data(spec)
-        result = bare_threads.run(
-            x, y, spec.batch_size, spec.workers, spec.period, spec.epochs, CLASSES
-        )
-    else:
-        with tempfile.TemporaryDirectory() as run_dir:
-            result = run_fit(spec, run_dir)
+    with tempfile.TemporaryDirectory() as run_dir:
+        result = run_fit(spec, run_dir)
     print(json.dumps({"spec": dataclasses.asdict(spec), **result}))
 
 

@@ -181,7 +181,7 @@ class Progress(threading.Thread):
             while not self.ended.wait(SAMPLE_SECONDS):
                 store = self.engine.store
                 now = [self.engine.numbers(), list(store.present), list(store.incarnations)]
-                now.append(self.engine._connection.changes)
+                now.append(self.engine.rounds.members.connection.changes)
                 if now != last:
                     file.write(json.dumps([time.monotonic(), *now]) + "\n")
                     last = now

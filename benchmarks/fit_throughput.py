@@ -5,10 +5,13 @@
 
 Every contender runs in a process of its own with TensorFlow's default threads. The repetitions are
 interleaved, and a ratio is taken between two runs of one repetition: the ratios are what counts.
+The limit of each, what TensorFlow alone does in threads of one process, runs beside it: see
+`limits.py`.
 """
 
 import argparse
 
+import limits
 import runs
 
 PROGRAM = "contenders.py"
@@ -22,7 +25,6 @@ def periods(common: dict) -> tuple[str, dict[str, dict]]:
         "Downpour, periods of 20": {"kind": "downpour", "period": 20},
         "Downpour, periods of 5": {"kind": "downpour", "period": 5},
         "Downpour, periods of 1": {"kind": "downpour", "period": 1},
-        "bare threads without Keras, periods of 20": {"kind": "threads", "period": 20},
     }
     return title, with_common(specs, common)
 
@@ -81,7 +83,11 @@ def with_common(specs: dict[str, dict], common: dict) -> dict[str, dict]:
 
 
 def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
-    common = {"examples": options.examples, "epochs": options.epochs}
+    common = {
+        "examples": options.examples,
+        "epochs": options.epochs,
+        "limit_seconds": options.limit_seconds,
+    }
     groups = {
         "periods": lambda: [periods(common)],
         "averaging": lambda: [averaging(common)],
@@ -97,8 +103,9 @@ def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
     return [group for name in names for group in groups[name]()]
 
 
-def speed_table(results: dict[str, list[dict]]) -> str:
+def speed_table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
     baseline = next(iter(results))
+    roles = runs.cpu_roles(results)
     rows = []
     for name, outcomes in results.items():
         speeds = [outcome["steps_per_second"] for outcome in outcomes]
@@ -108,10 +115,13 @@ def speed_table(results: dict[str, list[dict]]) -> str:
                 name,
                 runs.spread(speeds, 0),
                 runs.spread(runs.ratios(results, name, baseline), 2),
+                *limits.cells(results, name, whose),
+                *runs.cpu_cells(outcomes, roles),
                 runs.spread(staleness, 1) if staleness else "",
             ]
         )
-    return runs.table(["", "mini-batches/s", f"beside {baseline}", "mean staleness"], rows)
+    header = ["", "mini-batches/s", f"beside {baseline}", *limits.HEADER, *runs.cpu_header(roles)]
+    return runs.table([*header, "mean staleness"], rows)
 
 
 def memory_table(results: dict[str, list[dict]]) -> str:
@@ -141,15 +151,17 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="timed ones, after one that is not")
     parser.add_argument("--examples", type=int, default=12_800)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the embedding")
+    parser.add_argument("--limit_seconds", type=float, default=5.0, help="that a limit is measured")
     parser.add_argument("--json", help="where to write all single runs")
     options = parser.parse_args()
 
     record = {**runs.provenance(), "groups": []}
     print(runs.heading(record))
     for title, specs in chosen_groups(options):
-        results = runs.interleaved(PROGRAM, specs, options.repetitions)
+        contenders, whose = limits.beside_threads(specs)
+        results = runs.interleaved(PROGRAM, contenders, options.repetitions)
         record["groups"].append({"title": title, "results": results})
-        print(f"\n### {title}\n\n{speed_table(results)}", flush=True)
+        print(f"\n### {title}\n\n{speed_table(results, whose)}", flush=True)
         if specs[next(iter(specs))].get("model") in ("wide", "dense_embedding"):
             print(f"\n{memory_table(results)}", flush=True)
         runs.write_json(options.json, record)

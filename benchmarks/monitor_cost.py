@@ -1,7 +1,7 @@
 """What StalenessMonitor costs: mini-batches per second of `fit` with it, beside the same without.
 
     python benchmarks/monitor_cost.py --json benchmarks/results/monitor_cost.json
-    python benchmarks/monitor_cost.py --of ledger     # what the shards' books cost, and the audits
+    python benchmarks/monitor_cost.py --of ledger     # what the shards' counters and audits cost
     python benchmarks/monitor_cost.py --of ledger --model deep --periods 1 --examples 64000
 
 The last trains three small layers: what is the same for every model is a larger part of its
@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 
 import fit_throughput
+import limits
 import runs
 
 MODELS = {
@@ -36,20 +37,30 @@ def contenders(of: str, period: int, common: dict) -> dict[str, dict]:
     }
 
 
-def table(results: dict[str, list[dict]]) -> str:
+def table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
     baseline = next(iter(results))
     rows = [
         [
             name,
             runs.spread([o["steps_per_second"] for o in outcomes], 0),
             runs.spread(runs.ratios(results, name, baseline), 3),
-            runs.spread([1e3 * o["cpu_seconds_per_step"] for o in outcomes], 3),
-            runs.spread(runs.ratios(results, name, baseline, of="cpu_seconds_per_step"), 3),
+            *limits.cells(results, name, whose)[:1],
+            *cpu_cells(results, name, baseline),
         ]
         for name, outcomes in results.items()
     ]
-    heads = ["mini-batches/s", f"beside {baseline}", "CPU, ms a mini-batch", f"beside {baseline}"]
+    beside, limit = f"beside {baseline}", f"of the limit: {whose[baseline]}"
+    heads = ["mini-batches/s", beside, limit, "CPU, ms a mini-batch", beside]
     return runs.table(["", *heads], rows)
+
+
+def cpu_cells(results: dict[str, list[dict]], name: str, baseline: str) -> list[str]:
+    milliseconds = {
+        name: [1e3 * sum(o["cpu_seconds"].values()) / o["steps"] for o in results[name]]
+        for name in (name, baseline)
+    }
+    ratios = [a / b for a, b in zip(milliseconds[name], milliseconds[baseline], strict=True)]
+    return [runs.spread(milliseconds[name], 3), runs.spread(ratios, 3)]
 
 
 def main() -> None:
@@ -61,6 +72,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--epochs", type=int, default=20, help="timed ones, after one that is not")
     parser.add_argument("--examples", type=int, default=12_800)
+    parser.add_argument("--limit_seconds", type=float, default=5.0, help="that a limit is measured")
     parser.add_argument("--json", help="where to write all single runs")
     options = parser.parse_args()
 
@@ -73,16 +85,16 @@ def main() -> None:
         "examples": options.examples,
         "epochs": options.epochs,
         "workers": options.workers,
+        "limit_seconds": options.limit_seconds,
         **MODELS[options.model][1],
     }
     for period in (int(text) for text in options.periods.split(",")):
         name = MODELS[options.model][0]
         title = f"{name}, batch 64, {options.workers} local workers, periods of {period}"
-        results = runs.interleaved(
-            fit_throughput.PROGRAM, contenders(options.of, period, common), options.repetitions
-        )
+        specs, whose = limits.beside_threads(contenders(options.of, period, common))
+        results = runs.interleaved(fit_throughput.PROGRAM, specs, options.repetitions)
         record["groups"].append({"title": title, "results": results})
-        print(f"\n### {title}\n\n{table(results)}", flush=True)
+        print(f"\n### {title}\n\n{table(results, whose)}", flush=True)
         runs.write_json(options.json, record)
 
 

@@ -1,6 +1,7 @@
 """Runs contenders in processes of their own, and writes down what was run and where."""
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -11,29 +12,71 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+
+import processor_time
 
 HERE = Path(__file__).resolve().parent
 
 
-def run_contender(program: str, spec: dict, timeout: float = 1800) -> dict:
-    """One run; the package is imported from this checkout."""
-    variables = dict(os.environ)
-    variables["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(HERE.parent), variables.get("PYTHONPATH")])
-    )
-    done = subprocess.run(
-        [sys.executable, str(HERE / program), json.dumps(spec)],
-        capture_output=True,
+LIKE_LAUNCHED = {
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+}
+"""What `tf_dsgd.launch` sets for its processes where the user has not: here every contender has it,
+ours, peers and limits, launched or not."""
+
+
+def environment(root: Path = HERE.parent, defaults: bool = True) -> dict[str, str]:
+    """Of every contender; the package is imported from this checkout, or the one at `root`.
+
+    Without `defaults`, for what is beside this process itself, it is that of this process.
+    """
+    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    added = LIKE_LAUNCHED if defaults else {}
+    return {"TF_CPP_MIN_LOG_LEVEL": "3", **added, **os.environ, "PYTHONPATH": path}
+
+
+KILLED_SECONDS = 30.0
+"""Until a process that was killed is gone."""
+
+
+def run_process(
+    command: Sequence[str], timeout: float, root: Path = HERE.parent, defaults: bool = True
+) -> dict:
+    """What the last line of a process's output says; nothing that it started outlives it.
+
+    The package is imported from `root`, which `-m` would rather import from where one is.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
-        env=variables,
-        check=False,
+        env=environment(root, defaults),
+        cwd=None if root == HERE.parent else root,
+        start_new_session=True,
     )
-    if done.returncode:
-        raise SystemExit(f"{program} {json.dumps(spec)} failed:\n{done.stderr}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    finally:  # after Ctrl-C as well
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(KILLED_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"{command} failed:\n{output[-2000:]}\n{errors[-4000:]}")
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def run_contender(program: str, spec: dict, timeout: float = 1800, defaults: bool = True) -> dict:
+    """One run of a program, or of the one that the spec itself names."""
+    spec = dict(spec)
+    program = spec.pop("program", program)
+    return run_process(
+        [sys.executable, str(HERE / program), json.dumps(spec)], timeout, defaults=defaults
+    )
 
 
 def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[str, list[dict]]:
@@ -55,18 +98,53 @@ def ratios(
     ]
 
 
+def median(outcomes: Sequence[dict], of: str = "steps_per_second") -> float:
+    return statistics.median(outcome[of] for outcome in outcomes)
+
+
 def spread(values: list[float], digits: int) -> str:
     """Median, and the range where there is one."""
-    median = f"{statistics.median(values):.{digits}f}"
+    middle = f"{statistics.median(values):.{digits}f}"
     if len(values) == 1:
-        return median
-    return f"{median} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+        return middle
+    return f"{middle} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+# -- processor time --------------------------------------------------------------------------------
+
+
+def cpu_roles(results: Mapping[str, Sequence[dict]]) -> list[str]:
+    """Whose processor time was measured of any of these contenders."""
+    outcomes = [outcome for runs in results.values() for outcome in runs]
+    return processor_time.in_order(r for o in outcomes for r in o.get("cpu_seconds", {}))
+
+
+def cpu_header(roles: Sequence[str]) -> list[str]:
+    if len(roles) == 1:
+        return ["CPU, ms/mini-batch"]
+    return [f"CPU of {role}, ms/mini-batch" for role in roles]
+
+
+def cpu_cells(outcomes: Sequence[dict], roles: Iterable[str]) -> list[str]:
+    """Milliseconds of all processes of a role, a mini-batch of whichever worker."""
+    cells = []
+    for role in roles:
+        measured = [
+            processor_time.per_step(outcome["cpu_seconds"], outcome["steps"])[role]
+            for outcome in outcomes
+            if role in outcome.get("cpu_seconds", {})
+        ]
+        cells.append(spread(measured, 2) if measured else "")
+    return cells
+
+
+# -- what was run, and where -----------------------------------------------------------------------
 
 
 def _version(*names: str) -> str:
@@ -78,9 +156,14 @@ def _version(*names: str) -> str:
     return f"{names[0]} (not installed as a distribution)"
 
 
-def provenance() -> dict:
-    """What ran: command, versions, date, machine."""
+def provenance(variables: Mapping[str, str] | None = None) -> dict:
+    """What ran: command, versions, date, machine.
+
+    And what concerns speed in the environment: contenders', or `variables` of this process.
+    """
+    variables = environment() if variables is None else variables
     return {
+        "environment": {name: variables[name] for name in LIKE_LAUNCHED if name in variables},
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),
         "versions": [
@@ -97,9 +180,11 @@ def provenance() -> dict:
 
 
 def heading(origin: dict) -> str:
+    variables = [f"{name}={value}" for name, value in origin["environment"].items()]
     return (
         f"`{origin['command']}`, {origin['date']}, {origin['cores']} cores, {origin['machine']}; "
-        f"{', '.join(origin['versions'])}."
+        f"{', '.join(origin['versions'])}. Of the environment of what is measured: "
+        f"{', '.join(variables) or 'nothing that says of speed'}."
     )
 
 

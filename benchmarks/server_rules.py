@@ -2,10 +2,12 @@
 
 Times the function that applies a message to one dense weight, and the one by which a worker
 fetches, of two local workers, in one process. The rules take turns, so that a slow moment of the
-machine hits all alike; ratios are taken within a turn.
+machine hits all alike; ratios are taken within a turn. The limit is TensorFlow's own gradient
+descent on a variable of that size, which a bare function applies and another reads.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from tf_dsgd import optimizers
 from tf_dsgd.engine.state import INCARNATION, SEQUENCE
 
 BASELINE = "Adagrad"
+BARE = "bare gradient descent"
 RULES: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "SGD": lambda: keras.optimizers.SGD(0.01),
     BASELINE: lambda: keras.optimizers.Adagrad(0.01, initial_accumulator_value=1.0),
@@ -64,6 +67,29 @@ class Shard:
         int(self.program.fetch[1]())
 
 
+class Bare:
+    """As many parameters, without Keras and this package."""
+
+    def __init__(self, parameters: int):
+        self.weight = tf.Variable(tf.zeros((parameters // 100, 100)))
+        self.gradient = tf.random.normal(self.weight.shape, stddev=0.01)
+        self.copy = tf.Variable(self.weight)
+        self._update = tf.function(self._descend, autograph=False)
+        self._fetch = tf.function(self._read, autograph=False)
+
+    def _descend(self, gradient: tf.Tensor) -> None:
+        tf.raw_ops.ResourceApplyGradientDescent(var=self.weight.handle, alpha=0.01, delta=gradient)
+
+    def _read(self) -> None:
+        self.copy.assign(self.weight.read_value(), read_value=False)
+
+    def update(self) -> None:
+        self._update(self.gradient)
+
+    def fetch(self) -> None:
+        self._fetch()
+
+
 def seconds(function: Callable[[], None], calls: int) -> float:
     """Of one call, the mean of several."""
     start = time.perf_counter()
@@ -74,9 +100,10 @@ def seconds(function: Callable[[], None], calls: int) -> float:
 
 def measure(parameters: int, repetitions: int, calls: int) -> dict[str, dict[str, list[float]]]:
     """Microseconds per million parameters: by rule, of updates and of fetches."""
-    shards = {rule: Shard(rule, parameters) for rule in RULES}
+    shards: dict[str, Shard | Bare] = {rule: Shard(rule, parameters) for rule in RULES}
+    shards[BARE] = Bare(parameters)
     results: dict[str, dict[str, list[float]]] = {
-        rule: {"update": [], "fetch": []} for rule in RULES
+        rule: {"update": [], "fetch": []} for rule in shards
     }
     for repetition in range(repetitions + 1):
         for rule, shard in shards.items():
@@ -90,11 +117,13 @@ def measure(parameters: int, repetitions: int, calls: int) -> dict[str, dict[str
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
     """Medians; and ratios of an update with the fetch that goes with it."""
-    header = ["rule", "update", f"beside {BASELINE}", "fetch", f"both, beside {BASELINE}"]
+    header = ["rule", "update", f"beside {BASELINE}", "of the limit"]
+    header += ["fetch", f"both, beside {BASELINE}"]
     rows = []
     for rule, times in results.items():
         base = results[BASELINE]
         updates = [a / b for a, b in zip(times["update"], base["update"], strict=True)]
+        limit = [a / b for a, b in zip(results[BARE]["update"], times["update"], strict=True)]
         both = [
             (update + fetch) / (base_update + base_fetch)
             for update, fetch, base_update, base_fetch in zip(
@@ -106,6 +135,7 @@ def table(results: dict[str, dict[str, list[float]]]) -> str:
                 rule,
                 f"{statistics.median(times['update']):.0f}",
                 runs.spread(updates, 2),
+                runs.spread(limit, 2),
                 f"{statistics.median(times['fetch']):.0f}",
                 runs.spread(both, 2),
             ]
@@ -120,7 +150,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10, help="updates timed together")
     parser.add_argument("--json", help="where to write every single figure")
     arguments = parser.parse_args()
-    origin = runs.provenance()
+    origin = runs.provenance(os.environ)
     print(runs.heading(origin))
     groups = []
     for parameters in map(int, arguments.parameters.split(",")):

@@ -3,7 +3,9 @@
     python benchmarks/simulator_rate.py --json benchmarks/results/simulator_rate.json
 
 Downpour with a push and a fetch at every mini-batch, on a 64-200-10 MLP, whose workers take
-exponentially distributed times. All take turns in one process.
+exponentially distributed times. All take turns in one process, whose processor time a mini-batch is
+printed. The limit is the bare step of one process, without Keras and this package (`limits.py`),
+which runs in each turn with the same environment.
 """
 
 import argparse
@@ -16,11 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
+import limits
 import numpy as np
 import runs
 
 import tf_dsgd
-from tf_dsgd.study import Study, timetable
+from tf_dsgd.simulation.study import Study, timetable
 
 
 def cluster(workers: int) -> tf_dsgd.SimulatedCluster:
@@ -69,15 +72,35 @@ def in_driver(options, x, y, jit: bool):
     return play
 
 
+def table(results: dict[str, list[dict]], aims: dict[str, int | None]) -> str:
+    whose = dict.fromkeys(aims, limits.ONE)
+    roles = runs.cpu_roles(results)
+    rows = [
+        [
+            name,
+            runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
+            "" if aims.get(name) is None else f"at least {aims[name]}",
+            *limits.cells(results, name, whose)[:1],
+            *runs.cpu_cells(outcomes, roles),
+        ]
+        for name, outcomes in results.items()
+    ]
+    header = ["", "updates/s", "aim", f"of the limit: {limits.ONE}", *runs.cpu_header(roles)]
+    return runs.table(header, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--updates", type=int, default=2000, help="of one epoch, or one schedule")
     parser.add_argument("--repetitions", type=int, default=5, help="after one that is not timed")
+    parser.add_argument(
+        "--limit_seconds", type=float, default=2.0, help="that the limit is measured"
+    )
     parser.add_argument("--json", help="where to write every single figure")
     options = parser.parse_args()
-    origin = runs.provenance()
+    origin = runs.provenance(os.environ)
     print(runs.heading(origin))
 
     random = np.random.default_rng(0)
@@ -90,22 +113,28 @@ def main() -> None:
         "study driver": (in_driver(options, x, y, False), None),
         "study driver, XLA": (in_driver(options, x, y, True), 8000),
     }
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    bare = {"model": "small", "batch_size": options.batch_size, "seconds": options.limit_seconds}
+    results: dict[str, list[dict]] = {name: [] for name in [*contenders, limits.ONE]}
     for repetition in range(options.repetitions + 1):
         for name, (run, _) in contenders.items():
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             updates = run()
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
             if updates != options.updates:
                 raise SystemExit(f"{name}: {updates} updates of {options.updates}")
             if repetition:
-                rates[name].append(updates / seconds)
-    rows = [
-        [name, runs.spread(rates[name], 0), "" if aim is None else f"at least {aim}"]
-        for name, (_, aim) in contenders.items()
-    ]
-    print(f"\n{runs.table(['', 'updates/s', 'aim'], rows)}")
-    runs.write_json(options.json, {**origin, "results": rates})
+                results[name].append(
+                    {
+                        "steps": updates,
+                        "steps_per_second": updates / seconds,
+                        "cpu_seconds": {"chief": cpu},
+                    }
+                )
+        if repetition:
+            spec = limits.spec_of(limits.ONE, **bare)
+            results[limits.ONE].append(runs.run_contender(limits.PROGRAM, spec, defaults=False))
+    print(f"\n{table(results, {name: aim for name, (_, aim) in contenders.items()})}")
+    runs.write_json(options.json, {**origin, "results": results})
 
 
 if __name__ == "__main__":

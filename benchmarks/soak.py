@@ -37,10 +37,10 @@ import sys
 import time
 from typing import Any
 
-import faults
 import numpy as np
 import psutil
 import runs
+import struck
 
 ROW_SECONDS = 30.0
 SHARE = 0.05
@@ -56,7 +56,7 @@ def measured(process: psutil.Process) -> list[float]:
         return [process.memory_info().rss / 1e6, process.num_threads(), process.num_fds()]
 
 
-def resources(cluster: faults.Cluster) -> dict[str, list[float]]:
+def resources(cluster: struck.Cluster) -> dict[str, list[float]]:
     """Of each process that is judged, and the sum over workers: MB, threads, files."""
     found: dict[str, list[float]] = {"launcher": measured(cluster.launcher)}
     workers = [0.0, 0.0, 0.0]
@@ -75,9 +75,9 @@ def resources(cluster: faults.Cluster) -> dict[str, list[float]]:
 class Striker:
     """Random faults, one at a time."""
 
-    def __init__(self, cluster: faults.Cluster, seed: int):
+    def __init__(self, cluster: struck.Cluster, seed: int):
         self.cluster, self.chance = cluster, random.Random(seed)
-        self.away: dict[int, faults.Fault] = {}
+        self.away: dict[int, struck.Fault] = {}
         """The last fault of each worker that was struck and has not worked since."""
         self.since: dict[int, int] = {}
         """The line of progress from which on that is looked for."""
@@ -98,7 +98,7 @@ class Striker:
 
     def strike(self) -> None:
         what = self.chance.choice(["kill", "stop", "kill two", "both"])
-        working = [m for m in range(faults.WORKERS) if m not in self.away]
+        working = [m for m in range(struck.WORKERS) if m not in self.away]
         self.chance.shuffle(working)
         victims = working[: min(2 if what in ("kill two", "both") else 1, len(working) - 1)]
         if not victims:
@@ -110,22 +110,22 @@ class Striker:
         if victims:
             self._note(self.cluster.kill(victims))
 
-    def _note(self, fault: faults.Fault) -> None:
+    def _note(self, fault: struck.Fault) -> None:
         for m in fault.workers:
             self.counts[fault.kind] += 1
-            alone = faults.Fault(fault.kind, [m], fault.at, fault.before, fault.goes_on_at)
+            alone = struck.Fault(fault.kind, [m], fault.at, fault.before, fault.goes_on_at)
             self.away[m], self.since[m] = alone, max(0, len(self.cluster.rows) - 1)
 
 
-def joined(rows: list[faults.Row]) -> int:
+def joined(rows: list[struck.Row]) -> int:
     """How often a worker came back: incarnations, but for those who are away."""
     return sum(rows[-1].incarnations) - sum(not here for here in rows[-1].present)
 
 
-def soak(cluster: faults.Cluster, minutes: float, every: float, seed: int) -> list[dict[str, Any]]:
+def soak(cluster: struck.Cluster, minutes: float, every: float, seed: int) -> list[dict[str, Any]]:
     """The rows."""
     cluster.wait_for_all_to_train()
-    cluster.wait("first epoch", lambda: cluster.epochs() or None, faults.END_SECONDS)
+    cluster.wait("first epoch", lambda: cluster.epochs() or None, struck.END_SECONDS)
     striker = Striker(cluster, seed)
     table: list[dict[str, Any]] = []
     begin = time.monotonic()
@@ -216,9 +216,9 @@ def slopes(table: list[dict[str, Any]]) -> tuple[float, float] | None:
 
 def run(strategy: str, options: argparse.Namespace, origin: dict[str, Any]) -> int:
     """The exit code."""
-    names = ["launcher", "chief", *(f"ps {s}" for s in range(faults.PS)), "workers"]
+    names = ["launcher", "chief", *(f"ps {s}" for s in range(struck.PS)), "workers"]
     print(f"\n{strategy}; a fault every {options.every:g} s.\n\n" + runs.table(header(names), []))
-    with faults.started(strategy, undisturbed=False) as cluster:
+    with struck.started(strategy, undisturbed=False) as cluster:
         try:
             table = soak(cluster, options.soak, options.every, options.seed)
         except BaseException:
@@ -244,10 +244,10 @@ def run(strategy: str, options: argparse.Namespace, origin: dict[str, Any]) -> i
         print(f"\nchief: {found[0]:.2f} kB a mini-batch, {found[1]:.2f} MB a change of the cluster")
     print("\nat the end: " + json.dumps(result))
     flat = all(verdict["flat"] for verdict in verdicts if verdict["judged"])
-    right = faults.is_right(result) and all(not row["doubled"] and not row["lost"] for row in table)
-    struck = table[-1]["killed"] + table[-1]["stopped"] > 0 or not options.every
+    right = struck.is_right(result) and all(not row["doubled"] and not row["lost"] for row in table)
+    some = table[-1]["killed"] + table[-1]["stopped"] > 0 or not options.every
     print(f"flat: {flat}; nothing lost or doubled: {right}")
-    return int(not (flat and right and struck))
+    return int(not (flat and right and some))
 
 
 def _verdict(verdict: dict[str, Any]) -> str:

@@ -12,8 +12,17 @@ average of a large model beside TensorFlow's bare `all_reduce`. All run under th
 import argparse
 import sys
 
+import limits
 import runs
-from cluster_throughput import MIRRORED, SPMD, Contender, Results, interleaved, missing
+from cluster_throughput import (
+    MIRRORED,
+    SPMD,
+    Contender,
+    Results,
+    interleaved,
+    missing,
+    with_limits,
+)
 
 PROGRAM = "spmd_contenders.py"
 
@@ -37,16 +46,18 @@ def run_throughput(options, record: dict) -> None:
     reason = missing(options.tf_keras_python, "tf_keras")
     if reason is None:
         contenders[MIRRORED] = contender(options.tf_keras_python, kind="mirrored", **common)
+    whose = dict.fromkeys(contenders, limits.PROCESSES)
+    contenders = with_limits(contenders, whose, options.limit_seconds)
     results = interleaved(contenders, options.repetitions)
     title = "MLP 784-512-512-10, batch 64, SGD(0.01): two processes"
     record["groups"].append({"title": title, "results": results})
-    print(f"\n### {title}\n\n{throughput_table(results)}", flush=True)
+    print(f"\n### {title}\n\n{throughput_table(results, whose)}", flush=True)
     if reason is not None:
         print(f"\nLeft out: {MIRRORED}: {reason} (--tf_keras_python).", flush=True)
 
 
-def throughput_table(results: Results) -> str:
-    rows = []
+def throughput_table(results: Results, whose: dict[str, str]) -> str:
+    rows, roles = [], runs.cpu_roles(results)
     for name, outcomes in results.items():
         speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
         ratio = runs.spread(runs.ratios(results, name, ALONE), 2)
@@ -54,8 +65,10 @@ def throughput_table(results: Results) -> str:
         peer = ""
         if MIRRORED in results and name != MIRRORED:
             peer = runs.spread(runs.ratios(results, name, MIRRORED), 2)
-        rows.append([name, speeds, ratio, aim, peer])
+        limit = limits.cells(results, name, whose)[:1]
+        rows.append([name, speeds, ratio, aim, peer, *limit, *runs.cpu_cells(outcomes, roles)])
     header = ["", "mini-batches/s", f"beside {ALONE}", "aim", "beside tf_keras"]
+    header += [f"of the limit: {limits.PROCESSES}", *runs.cpu_header(roles)]
     return runs.table(header, rows)
 
 
@@ -98,6 +111,7 @@ def main() -> None:
     add("--repetitions", type=int, default=5)
     add("--epochs", type=int, default=5, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800, help="of each process")
+    add("--limit_seconds", type=float, default=5.0, help="that the limit is measured")
     add("--parameters", type=int, default=25_000_000)
     add("--variables", type=int, default=150)
     add("--json", help="where to write all single runs")

@@ -14,6 +14,8 @@ import statistics
 import sys
 import time
 
+import processor_time
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 BATCH_SIZE = 64
@@ -72,7 +74,7 @@ def fit(spec: Spec) -> dict:
     import keras
 
     import tf_dsgd
-    from tf_dsgd import collectives
+    from tf_dsgd.spmd import collectives
 
     callback = tf_dsgd.callbacks.PeriodicAveraging(average_every=spec.period)
     callbacks = [callback] if spec.kind == "averaging" else []
@@ -82,13 +84,19 @@ def fit(spec: Spec) -> dict:
     model.fit(x, y, **options)
     group = collectives.group(60.0)
     group.meet()
+    pids = processor_time.of_cluster()
+    cpu = processor_time.read(pids)
     averages, start = callback.averages, time.perf_counter()
     model.fit(x, y, epochs=spec.epochs, **options)
     seconds = time.perf_counter() - start
+    cpu = processor_time.spent(cpu, processor_time.read(pids))
     steps = spec.epochs * -(-spec.examples // BATCH_SIZE)
     mine = int(1e6 * steps / seconds)
+    speeds = group.meet(mine)
     return {
-        "steps_per_second": float(group.meet(mine).sum()) / 1e6,
+        "steps": steps * len(speeds),
+        "cpu_seconds": cpu,
+        "steps_per_second": float(speeds.sum()) / 1e6,
         "averages": callback.averages - averages,
     }
 
@@ -109,10 +117,15 @@ def mirrored(spec: Spec) -> dict:
     dataset = dataset.with_options(sharding)
     steps = spec.examples // BATCH_SIZE
     model.fit(dataset, steps_per_epoch=steps, verbose=0)
-    start = time.perf_counter()
+    pids = processor_time.of_cluster()
+    cpu, start = processor_time.read(pids), time.perf_counter()
     model.fit(dataset, steps_per_epoch=steps, epochs=spec.epochs, verbose=0)
     seconds = time.perf_counter() - start
-    return {"steps_per_second": workers * steps * spec.epochs / seconds}
+    return {
+        "steps": workers * steps * spec.epochs,
+        "cpu_seconds": processor_time.spent(cpu, processor_time.read(pids)),
+        "steps_per_second": workers * steps * spec.epochs / seconds,
+    }
 
 
 def large(spec: Spec) -> dict:

@@ -10,6 +10,9 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 import pytest
 
+from tests import covering, progress
+from tests.packaging import where_time_goes
+
 # A shell that runs the tests in the background has them ignore SIGINT, and with them all that they
 # start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,14 +25,22 @@ SECONDS_PER_TEST_OF_PROCESSES = 420
 TESTS_PER_COLLECTION = 8
 _tests_run = itertools.count(1)
 _deselected = []
+CPU_SECONDS = pytest.StashKey()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    progress.register(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Deselects what needs a GPU where there is none, and bounds the time of every test.
 
-    Tests that start clusters of processes, which fill a small machine, run alone.
+    Tests that start clusters of processes, which fill a small machine, run alone. What need not,
+    and is not slow, is the fast tier: where a product is marked `thin`, a covering array of it.
     """
+    covering.mark_rows(items, pytest.mark.slow)
     for item in items:
         seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
@@ -38,6 +49,8 @@ def pytest_collection_modifyitems(config, items):
             seconds = SECONDS_PER_TEST_OF_PROCESSES
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(seconds))
+        if not any(item.get_closest_marker(name) for name in ("alone", "slow")):
+            item.add_marker(pytest.mark.fast)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -48,6 +61,24 @@ def pytest_collection_modifyitems(config, items):
     _deselected.extend(marked)
     items[:] = [item for item in items if item not in marked]
     config.hook.pytest_deselected(items=marked)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    item.stash[CPU_SECONDS] = cpu_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    """Notes for `--junitxml` what a test took of the processor: it may wait most of its time."""
+    if call.when == "teardown":
+        took = cpu_seconds() - item.stash.get(CPU_SECONDS, cpu_seconds())
+        item.user_properties.append((where_time_goes.CPU_PROPERTY, round(took, 2)))
+
+
+def cpu_seconds():
+    """Those of this process, and of the processes that it started and waited for."""
+    return sum(os.times()[:4])
 
 
 def pytest_terminal_summary(terminalreporter):

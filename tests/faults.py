@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from tf_dsgd.faults import PHASES, fail_at, fail_ps_at, stop_at
+from tf_dsgd.simulation.faults import PHASES, fail_at, fail_ps_at, stop_at
 
 __all__ = ["PHASES", "OnProcesses", "Seen", "fail_at", "fail_ps_at", "seen_model", "stop_at"]
 

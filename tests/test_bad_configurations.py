@@ -10,7 +10,7 @@ import tf_dsgd
 from tests import helpers
 from tests.configurations import arguments, simulated, starting, tf_config
 from tests.configurations.rule import check_refused
-from tf_dsgd import serve
+from tf_dsgd.launch import server as serve
 
 TABLE = [*tf_config.RULES, *starting.RULES, *simulated.RULES, *arguments.RULES]
 RULES = {rule.sentence: rule for rule in TABLE}
@@ -75,7 +75,8 @@ NOTHING_STARTED = """
 import json, threading, psutil
 from tests import test_bad_configurations
 from tests.configurations.rule import check_refused
-from tf_dsgd import _tf, collectives
+from tf_dsgd import _tf
+from tf_dsgd.spmd import collectives
 
 rules = [rule for rule in test_bad_configurations.TABLE if not rule.opens_devices]
 for rule in rules:

@@ -46,11 +46,13 @@ def test_growth_is_the_default():
     assert noted("tf_dsgd.gpu.configure_memory()") == [["growth", 0, True], ["growth", 1, True]]
 
 
+@pytest.mark.slow
 def test_every_strategy_switches_growth_on_once():
     make = "tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2));"
     assert noted(make * 2) == [["growth", 0, True], ["growth", 1, True]]
 
 
+@pytest.mark.slow
 def test_a_users_choice_is_kept():
     """TensorFlow takes growth or a limit for a device, not both, so a limit goes alone."""
     statement = (
@@ -60,6 +62,7 @@ def test_a_users_choice_is_kept():
     assert noted(statement) == [["limit", 0, [2048]], ["limit", 1, [2048]]]
 
 
+@pytest.mark.slow
 def test_nothing_is_asked_without_gpus():
     statement = (
         "tf_dsgd.gpu.configure_memory()\n"

@@ -8,8 +8,7 @@ model.fit(x, y, batch_size=64, epochs=5)
 """
 
 from tf_dsgd import _requirements
-
-__version__ = "0.1.0"
+from tf_dsgd._version import __version__ as __version__
 
 __all__ = [
     "DownpourStrategy",
@@ -33,13 +32,15 @@ __all__ = [
 ]
 
 if _requirements.is_program():
+    _requirements.end_at_once_on_ctrl_c()
     _requirements.check_installed()  # importing TensorFlow and Keras takes 5 s
 else:
     _requirements.check()  # first: it says what is missing
-    from tf_dsgd import callbacks, faults, gpu, optimizers
+    from tf_dsgd import callbacks, gpu, optimizers
     from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
-    from tf_dsgd.delays import Exponential, LogNormal, Pareto, Straggler
-    from tf_dsgd.simulation import Simulation, simulate
+    from tf_dsgd.simulation import faults
+    from tf_dsgd.simulation.delays import Exponential, LogNormal, Pareto, Straggler
+    from tf_dsgd.simulation.simulate import Simulation, simulate
     from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
     from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
     from tf_dsgd.strategies.elastic import ElasticAveragingStrategy

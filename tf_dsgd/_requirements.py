@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from typing import NoReturn
 
-PROGRAMS = ("tf_dsgd.launch", "tf_dsgd.serve")
+PROGRAMS = ("tf_dsgd.launch", "tf_dsgd.serve", "tf_dsgd.report")
 """They need little of the package, and little or nothing of TensorFlow."""
+SUBCOMMANDS = {name: f"tf_dsgd.{name}" for name in ("launch", "serve", "report", "selfcheck")}
+"""Of `python -m tf_dsgd`."""
 
 
 class MissingRequirementError(ImportError):
@@ -19,7 +22,8 @@ def _fail(message: str) -> NoReturn:
     raise MissingRequirementError(f"tf_dsgd: {message}") from None
 
 
-def _installed(name: str) -> bool:
+def installed(name: str) -> bool:
+    """Whether a package can be imported."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):  # an import hook refuses it, or sys.modules holds None
@@ -28,9 +32,9 @@ def _installed(name: str) -> bool:
 
 def check_installed() -> None:
     """Whether TensorFlow and Keras are there, without importing them."""
-    if not _installed("tensorflow"):
+    if not installed("tensorflow"):
         _fail('TensorFlow is not installed. Run: pip install "tf_dsgd[cpu]" (or "tf_dsgd[gpu]").')
-    if not _installed("keras"):
+    if not installed("keras"):
         _fail("Keras 3 is not installed. Run: pip install 'keras>=3.15,<4'")
 
 
@@ -55,12 +59,23 @@ def check() -> None:
         _fail(f"Keras {keras.__version__} is too old. Run: pip install 'keras>=3.15,<4'")
 
 
+def end_at_once_on_ctrl_c() -> None:
+    """Until the program has its own handler, Ctrl-C ends it, without Python's traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def is_program() -> bool:
-    """Whether Python imports the package on its way to a program that starts or serves tasks.
+    """Whether Python imports the package on its way to a program that needs little of it.
 
     `python -m tf_dsgd.serve` imports `tf_dsgd` first, while `sys.argv[0]` is still "-m".
     """
-    if sys.argv[:1] != ["-m"] or "-m" not in sys.orig_argv:
+    if os.path.basename(sys.argv[0] if sys.argv else "") == "tf-dsgd":
+        asked = ["tf_dsgd", *sys.argv[1:]]
+    elif sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv:
+        _, *asked = sys.orig_argv[sys.orig_argv.index("-m") :]
+    else:
         return False
-    _, *asked = sys.orig_argv[sys.orig_argv.index("-m") :]
+    if asked[:1] == ["tf_dsgd"]:
+        return asked[1:2] == ["--version"] or SUBCOMMANDS.get("".join(asked[1:2])) in PROGRAMS
     return bool(asked) and asked[0] in PROGRAMS

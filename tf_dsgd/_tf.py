@@ -18,6 +18,9 @@ import tensorflow as tf
 # tells a variable creator nothing of the caller. Keras 3.15.1.
 from keras.src.backend.common import global_state as _keras_state
 
+# The file in which an interrupt leaves the cache of a `tf.function` broken. TF 2.21.
+from tensorflow.core.function.polymorphism import type_dispatch as _type_dispatch
+
 # `tf.distribute.ReplicaContext` is public; `StrategyExtendedV1` is exported only under compat.v1,
 # and Keras asks its `_use_merge_call`. TF 2.21.
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
@@ -33,9 +36,12 @@ from tensorflow.python.eager import context as _context
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
+LOOKUP_FILE = _type_dispatch.__file__
 BaseResourceVariable = _resource_variable_ops.BaseResourceVariable
 DistributedDataset = _input_lib.DistributedDataset
 StrategyExtended = _distribute_lib.StrategyExtendedV1
+# What a `tf.function` takes apart into tensors and a TypeSpec: the token that stands for a batch is
+# one, so that steps are traced once for each element spec and not for each token. TF 2.21.
 CompositeTensor = tf.__internal__.CompositeTensor
 
 
@@ -141,6 +147,10 @@ def creating_object() -> Any:
     """The Keras object (optimizer, layer, metric, seed generator) now creating a variable."""
     stack = _keras_state.get_global_attribute("name_scope_stack")
     return stack[-1].caller if stack else None
+
+
+ITERATOR_OF_FIT = "iterator"
+"""The local name by which Keras's `fit` has the iterator that it trains on. Keras 3.15.1."""
 
 
 def devices_initialised() -> bool:

@@ -25,6 +25,8 @@ from tensorflow.python.eager import context as _context
 # Threads that wait for tasks each run their calls on an executor of their own. TF 2.21.
 from tensorflow.python.eager import executor as _executor
 
+from tf_dsgd import _tf_errors
+
 
 def own_address() -> str:
     """Where this process's server in the cluster listens: what no task has, TensorFlow picks."""
@@ -141,6 +143,12 @@ _UNTOLD_SECONDS = 5.0
 _AGAIN_SECONDS, _MOST_AGAIN_SECONDS = 0.002, 0.1
 
 
+# Three methods of the eager context are replaced in the object, for the whole process: no public
+# call comes between TensorFlow's functions and the tasks. Each names the test that fails without
+# it; that there are no others is asserted in `tests/test_tf_remote.py`. `add_function_def` stays as
+# it is: neither this package nor Keras gets to it, which is asserted there, too.
+
+
 def tell_without_waiting() -> None:
     """From here on tasks are told of functions in a stream, without waiting for their answers.
 
@@ -162,8 +170,6 @@ def tell_without_waiting() -> None:
 
         return told
 
-    context.add_c_function = in_stream(context.add_c_function)
-    context.add_function_def = in_stream(context.add_function_def)
     remove_function = in_stream(context.remove_function)
     call_function = context.call_function
 
@@ -172,8 +178,6 @@ def tell_without_waiting() -> None:
             remove_function(name)
 
     def called(name: bytes, *args: Any) -> Any:
-        # What a task says of a function that it was not told of, before it does anything. TF 2.21.
-        untold = f"'{name.decode()}' is neither a type of a primitive operation nor"
         deadline, pause = 0.0, _AGAIN_SECONDS
         while True:
             try:
@@ -181,12 +185,21 @@ def tell_without_waiting() -> None:
             except tf.errors.NotFoundError as error:
                 now = time.monotonic()
                 deadline = deadline or now + _UNTOLD_SECONDS  # the call itself may have waited
-                if untold not in error.message or now > deadline:
+                if not _tf_errors.says_untold(error, name.decode()) or now > deadline:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _MOST_AGAIN_SECONDS)
 
+    # A function is made. `test_telling.py::test_a_method_that_is_not_replaced`, [add_c_function]:
+    # while a worker is stopped no thread of Python runs until that worker's ping times out.
+    context.add_c_function = in_stream(context.add_c_function)
+    # A function is freed. `test_telling.py::test_a_method_that_is_not_replaced`, [remove_function]:
+    # the same. Without the look at `_changing`,
+    # `test_telling.py::test_functions_end_while_a_task_joins`: the task that joins is not told of
+    # some of the functions that are made meanwhile.
     context.remove_function = removed
+    # A function is called. `test_lost_tasks.py::test_a_ps_that_goes_on_again_in_time`, and every
+    # script that connects: the first call overtakes its function, and ends in a NotFoundError.
     context.call_function = called
 
 
@@ -208,6 +221,9 @@ def explain_calls(reason: Callable[[tf.errors.OpError], Exception | None]) -> No
                 raise
             raise known from error
 
+    # A function is called.
+    # `test_lost_ps.py::test_a_ps_that_is_lost_is_named_whatever_was_under_way`, [evaluate]: the
+    # user sees TensorFlow's error, which says neither who was lost nor how to go on.
     context.call_function = called
 
 
@@ -221,7 +237,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "REPLACED BY KeyboardInterrupt" in str(error):
+        if _tf_errors.says_interrupted(error):
             raise KeyboardInterrupt from error
         raise
 

@@ -1,13 +1,18 @@
-"""The contract: an algorithm is three rules.
+"""The contract: an algorithm is three rules, and a codec between the first two.
 
     local rule     what a worker does with the gradient of one mini-batch
-    exchange rule  when it sends and fetches, and what it waits for
+    codec          how what the local rule gives, and what a fetch brings, travels
+    exchange rule  when a worker sends and fetches, and what it waits for
     server rule    what a shard does with a message, given its staleness; what it keeps at a fetch
 
-Rules are TensorFlow operations on a `Worker` or a `Shard`, which give them weights and memory. They
-know nothing of Keras, devices or threads: every engine traces the same rules into its functions.
+Rules are TensorFlow operations on a `Worker` or a `Shard`, which give them weights and memory: see
+`places.py`. They know nothing of Keras, devices or threads: every engine traces the same rules into
+its functions.
 
 A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. All lists are in one order.
+
+Said here, and run by no engine yet: a weight on several shards by rows (`Shard.rows`), and an
+algorithm without shards (`PeerRule`).
 """
 
 from __future__ import annotations
@@ -15,126 +20,24 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.places import Message, Place, Shard, Worker
 
-
-class Worker(Protocol):
-    """What a rule sees of one worker while that worker's function is traced."""
-
-    @property
-    def weights(self) -> Sequence[tf.Variable]:
-        """This worker's own copy of the weights, and of the state that travels with them."""
-
-    def reset_optimizer(self) -> None:
-        """Gives what the compiled optimizer keeps on this worker its first values again."""
-
-    def cell(
-        self,
-        name: str,
-        index: int,
-        *,
-        shape: Any = None,
-        dtype: Any = None,
-        copy_weight: bool = False,
-    ) -> tf.Variable:
-        """Memory of this worker for weight `index`, by default of that weight's shape and type.
-
-        At first zeros (no rows where `shape` begins with None), or the weight if `copy_weight`.
-        """
-
-    def is_sparse(self, index: int) -> bool:
-        """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
-
-    def rate(self, index: int) -> tf.Tensor:
-        """The compiled optimizer's learning rate for weight `index`, at this mini-batch step."""
-
-    def local_gradients(self, gradients: Sequence[Gradient]) -> list[Gradient]:
-        """Gradients fit for a local step: clipped as compiled; zero where float16 overflowed."""
-
-
-class Shard(Protocol):
-    """What a rule sees of a shard, inside its lock."""
-
-    @property
-    def weights(self) -> Sequence[tf.Variable]:
-        """The weights on this shard, which only shards change, and what travels with them."""
-
-    def is_trained(self, index: int) -> bool:
-        """Whether `weights[index]` is a trainable weight, not state that travels with them."""
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Whether `optimize` can be called.
-
-        It cannot where the compiled optimizer runs on the workers, unless the strategy has another
-        one for the shards.
-        """
-
-    @property
-    def num_workers(self) -> int:
-        """Number of workers in the cluster."""
-
-    @property
-    def version(self) -> tf.Tensor:
-        """Updates made so far, an int64 scalar."""
-
-    @property
-    def steps(self) -> tf.Tensor:
-        """Mini-batches in all messages received so far, this one aside; an int64 scalar."""
-
-    def cell(
-        self,
-        name: str,
-        index: int,
-        *,
-        shape: Any = None,
-        dtype: Any = None,
-        per_worker: bool = False,
-    ) -> tf.Variable:
-        """Memory of this shard for weight `index`, by default of its shape and type.
-
-        At first zeros (no rows where `shape` begins with None). With `per_worker` it is
-        `[workers, ...]`.
-        """
-
-    def counter(self, name: str, dtype: Any = tf.int64, *, per_worker: bool = False) -> tf.Variable:
-        """A scalar of this shard, at first 0; with `per_worker` it is `[workers]`."""
-
-    def is_sparse(self, index: int) -> bool:
-        """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
-
-    def optimize(
-        self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
-    ) -> None:
-        """One update by the compiled optimizer; `scale` multiplies its *step* (its rate).
-
-        Where that runs on the workers, by the optimizer that the strategy has for the shards.
-        `message` is what brought the gradients, for optimizers that correct them for its delay;
-        None where they are of several messages.
-        """
-
-    def remember(self, worker: tf.Tensor) -> None:
-        """In `ServerRule.fetched`: lets the compiled optimizer remember what `worker` sees now."""
-
-    def count_updates(self, number: Any = 1) -> None:
-        """Counts updates in `optimizer.iterations` that `optimize` did not make."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Message:
-    """What a worker sent, as a shard sees it. All but `tensors` are int64 scalars."""
-
-    worker: tf.Tensor
-    version: tf.Tensor
-    """Version of the fetch before the message's *first* gradient."""
-    steps: tf.Tensor
-    staleness: tf.Tensor
-    """Updates applied to the shard since that fetch."""
-    tensors: Sequence[Gradient]
+__all__ = [
+    "Algorithm",
+    "Codec",
+    "ExchangeRule",
+    "LocalRule",
+    "Message",
+    "PeerRule",
+    "Place",
+    "ServerRule",
+    "Shard",
+    "Worker",
+]
 
 
 class LocalRule(abc.ABC):
@@ -153,8 +56,8 @@ class LocalRule(abc.ABC):
     """Whether workers keep weights of their own over drains; those then end with a fetch."""
 
     repeatable: bool = False
-    """Whether a message depends on nothing but what was fetched and the mini-batches. Where workers
-    wait for one whose message is late, another can then compute it, too."""
+    """Whether a message depends on nothing but what was fetched and the mini-batches. A backup task
+    can then compute a straggler's message where others wait for that message."""
 
     @abc.abstractmethod
     def step(self, worker: Worker, gradients: Sequence[Gradient]) -> None:
@@ -176,6 +79,33 @@ class LocalRule(abc.ABC):
         return None
 
 
+class Codec:
+    """How tensors travel; this one leaves them as they are.
+
+    A tensor may become several, of lengths that are known only when it runs.
+    """
+
+    repeatable: bool = True
+    """As `LocalRule.repeatable`: False where `encode` keeps something on the worker, as a residual.
+    A worker that is lost takes it along."""
+
+    def encode(self, worker: Worker, index: int, tensor: Gradient) -> list[Gradient]:
+        """What is sent in place of a message's tensor; called once for each message."""
+        return [tensor]
+
+    def decode(self, place: Place, index: int, sent: Sequence[Gradient]) -> Gradient:
+        """The tensor that the server rule gets on a shard, or a peer rule on a worker."""
+        return sent[0]
+
+    def encode_fetched(self, shard: Shard, index: int, value: Gradient) -> list[Gradient]:
+        """What travels in place of a weight, or of the server rule's answer."""
+        return [value]
+
+    def decode_fetched(self, worker: Worker, index: int, sent: Sequence[Gradient]) -> Gradient:
+        """The value that the local rule gets."""
+        return sent[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class ExchangeRule:
     """When a worker sends and fetches. Steps are counted from 0 at every drain."""
@@ -183,8 +113,18 @@ class ExchangeRule:
     push_every: int = 1
     fetch_every: int = 1
 
-    wire_dtype: str | None = None
-    """Type in which floating-point weights and messages travel; None for their own."""
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "may_start" in vars(cls) and cls.bounds_staleness is ExchangeRule.bounds_staleness:
+            raise TypeError(
+                f"{cls.__name__} defines may_start and does not say whether it bounds staleness. "
+                "Define bounds_staleness, too."
+            )
+
+    @property
+    def bounds_staleness(self) -> bool:
+        """Whether it depends on the slowest worker who may start; else `may_start` is not asked."""
+        return False
 
     def since(self, steps: int) -> ExchangeRule:
         """The rule from a drain on at which each worker has done `steps` mini-batches."""
@@ -219,6 +159,14 @@ class ExchangeRule:
 class ServerRule(abc.ABC):
     """What a shard does with a message. Every method runs under the shard's lock."""
 
+    lock_free: str | None = None
+    """Why `receive` may run without the lock, while other messages are applied and weights read, in
+    a sentence; None where it may not. That a message is taken once and counted stays locked."""
+
+    averages_statistics: bool = False
+    """Whether BatchNorm's moving statistics of several messages are averaged, at the rule's
+    `shard.average_statistics()`; by default each message's are applied as it comes."""
+
     @property
     def messages_per_update(self) -> int:
         """Messages that make a new version, as a rule; fewer may at a drain."""
@@ -229,9 +177,9 @@ class ServerRule(abc.ABC):
         """Takes in one accepted message; tells whether the weights changed (a new version)."""
 
     def fetched(self, shard: Shard, worker: tf.Tensor) -> tf.Tensor | bool:
-        """Called when `worker` fetches, before the weights are read.
+        """Before `worker` reads the weights; tells whether it changed them.
 
-        May remember what it sees, or use what is collected; tells whether the weights changed.
+        May remember what the worker sees, or use what is collected.
         """
         return False
 
@@ -244,16 +192,41 @@ class ServerRule(abc.ABC):
         return None
 
 
+class PeerRule(abc.ABC):
+    """In place of a server rule, where there is no shard: workers send to one another.
+
+    Each has all weights, and `fetch_every` and `LocalRule.fetched` have no part.
+    """
+
+    def peers(self, worker: int, num_workers: int) -> Sequence[int]:
+        """To whom `worker` sends: by default to all, itself included."""
+        return range(num_workers)
+
+    @abc.abstractmethod
+    def receive(self, worker: Worker, message: Message) -> None:
+        """Takes in a message, between two of the worker's own mini-batches."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """Three rules that belong together."""
+    """Rules that belong together, and how their tensors travel."""
 
     local: LocalRule
     exchange: ExchangeRule
-    server: ServerRule
+    server: ServerRule | PeerRule
+    codec: Codec = dataclasses.field(default_factory=Codec)
+
+    @property
+    def on_shards(self) -> ServerRule:
+        """The server rule."""
+        if isinstance(self.server, PeerRule):
+            raise NotImplementedError(
+                f"No engine runs an algorithm without shards yet. Received: {self.server!r}."
+            )
+        return self.server
 
     def steps_per_iteration(self, num_workers: int) -> int:
         """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""
         if self.local.sends == "gradient":
-            return self.exchange.push_every * self.server.messages_per_update
+            return self.exchange.push_every * self.on_shards.messages_per_update
         return num_workers if self.local.sends == "state" else 1

@@ -51,6 +51,20 @@ def scaled(value: Gradient, factor: Any) -> Gradient:
     return value * tf.cast(factor, value.dtype)
 
 
+def quotient(value: Gradient, divisor: tf.Tensor) -> Gradient:
+    """`value / divisor`, and 0 where the divisor is 0."""
+    if isinstance(value, tf.IndexedSlices):
+        values = quotient(value.values, divisor)
+        return tf.IndexedSlices(values, value.indices, value.dense_shape)
+    return tf.math.divide_no_nan(value, tf.cast(divisor, value.dtype))
+
+
+def set_row(variable: tf.Variable, row: tf.Tensor, value: Any) -> None:
+    """`variable[row] := value`."""
+    value = tf.convert_to_tensor(value, variable.dtype)
+    variable.scatter_update(tf.IndexedSlices(value[None], row[None]))
+
+
 def merged_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The same sum with every row named once."""
     rows, place = tf.unique(slices.indices)

@@ -10,37 +10,37 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, gpu, listening, tasks
+from tf_dsgd import _tf, _version, gpu, resuming
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
-from tf_dsgd.connection import Connection, connect, say
-from tf_dsgd.delays import Constant, delays
+from tf_dsgd.console import end_scripts_in_a_line, say
+from tf_dsgd.engine import local, remote
 from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine.base import Engine
-from tf_dsgd.engine.cluster import ClusterEngine
-from tf_dsgd.engine.faulty import FaultySimulatorEngine
+from tf_dsgd.engine.faults import FaultScript
 from tf_dsgd.engine.scheduled import ScheduledEngine
+from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.simulator import SimulatorEngine
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
-from tf_dsgd.faults import Fault
-from tf_dsgd.faults import checked as checked_faults
+from tf_dsgd.simulation.delays import Constant, delays
+from tf_dsgd.simulation.faults import Fault
+from tf_dsgd.simulation.faults import checked as checked_faults
+from tf_dsgd.transport import cluster_spec, listening
+from tf_dsgd.transport.connection import Connection, connect
 
 
 class Cluster(abc.ABC):
     """Makes the engine on which a strategy runs."""
 
     @abc.abstractmethod
-    def configure(self, used: bool = False) -> None:
-        """Sets what must be set before TensorFlow opens its devices.
-
-        `used` is whether they had to be opened for an argument of the strategy: an optimizer.
-        """
+    def configure(self) -> None:
+        """Sets what must be set before TensorFlow opens its devices."""
 
     locked_in_graph: ClassVar[bool] = False
     """Whether functions of several processes act on a shard."""
     workers_can_leave: bool = False
-    """Whether a worker, and what it owns, can be lost, or overtaken, while others go on."""
+    """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
     runs_pipelines: ClassVar[bool] = False
     """Whether workers can run input pipelines of their own."""
 
@@ -64,6 +64,7 @@ class Cluster(abc.ABC):
 
 
 _MOST_THREADS = 1024
+_MANY_ON_ONE = 16  # threads on a core or GPU: more gain nothing
 _MOST_WORKERS, _MOST_SHARDS = 100_000, 10_000  # that a simulated cluster has
 
 
@@ -106,19 +107,28 @@ class LocalCluster(Cluster):
         self.num_workers = num_workers
 
     def __repr__(self) -> str:
-        return f"LocalCluster(num_workers={self.num_workers})"
+        return (
+            f"LocalCluster(num_workers={self.num_workers})"
+            if self.num_workers
+            else "LocalCluster()"
+        )
 
     def _count(self) -> int:
         if self.num_workers is not None:
             return self.num_workers
         return len(tf.config.list_physical_devices("GPU")) or _cores()
 
-    def configure(self, used: bool = False) -> None:
+    def configure(self) -> None:
         gpu.configure_by_default()
+        workers, devices = self._count(), len(tf.config.list_physical_devices("GPU")) or _cores()
+        if workers > _MANY_ON_ONE * devices:
+            say(
+                f"{workers} workers share {devices} cores or GPUs, and each has a copy of the "
+                "model. To study many workers, take tf_dsgd.SimulatedCluster."
+            )
         if _tf.devices_initialised() or tf.config.list_physical_devices("GPU"):
             return
         threading = tf.config.threading
-        workers = self._count()
         if not threading.get_intra_op_parallelism_threads():
             threading.set_intra_op_parallelism_threads(max(1, _cores() // workers))
         if not threading.get_inter_op_parallelism_threads():
@@ -140,7 +150,9 @@ class LocalCluster(Cluster):
             for d in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         ]
         count = self._count()
-        return ThreadsEngine(Store([devices[m % len(devices)] for m in range(count)]), exchange)
+        store = Store([devices[m % len(devices)] for m in range(count)])
+        scheduler = Scheduler(exchange, store.tasks, longest_call=local.LONGEST_CALL)
+        return ThreadsEngine(store, scheduler, local.LocalRounds())
 
 
 def _cores() -> int:
@@ -172,14 +184,15 @@ class TFCluster(Cluster):
         worker_timeout_seconds: how long training waits when all workers are lost; and for a task
             that is there and does not answer (stopped, or behind a network that swallows packets),
             which then counts as lost; above 0, below 1e9.
-        late_after_seconds: where workers wait for the slowest (averaging, `max_staleness`, the end
-            of an epoch), one that has waited for so long, and for as long as its own last message
-            took, computes again what that one is late with, and sends it in its name; what comes
-            second is refused. Above 0, below 1e9; None: they wait. It cannot be done, and they
-            wait, where a message depends on what only its worker has (`optimizer_state="local"`,
+        late_after_seconds: when a backup task is run for a straggler; above 0, below 1e9; None:
+            never. Where workers wait for the slowest one (averaging, `max_staleness`, the end of
+            an epoch), a worker that has waited for so long, and for as long as its own last message
+            took, computes the straggler's message again and sends it in the straggler's name; of
+            the two messages the second is refused. There is no backup task, and the workers wait,
+            where a message depends on what only the straggler has (`optimizer_state="local"`,
             `local_rule="optimizer"`, elastic averaging), or travels during the next round
-            (`push_every` below `fetch_every`); where no rule waits, one that answers nothing then
-            counts as lost some seconds later.
+            (`push_every` below `fetch_every`). Where no rule waits, a straggler that answers
+            nothing then counts as lost some seconds later.
 
     Raises:
         ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.
@@ -192,7 +205,10 @@ class TFCluster(Cluster):
     Example:
 
     >>> spec = tf.train.ClusterSpec({"worker": ["10.0.0.1:2222"], "ps": ["10.0.0.2:2222"]})
-    >>> strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(spec))  # doctest: +SKIP
+    >>> cluster = tf_dsgd.TFCluster(spec)  # the strategy connects
+    >>> cluster
+    TFCluster({'worker': {0: '10.0.0.1:2222'}, 'ps': {0: '10.0.0.2:2222'}})
+    >>> strategy = tf_dsgd.DownpourStrategy(cluster)  # doctest: +SKIP
     """
 
     locked_in_graph = True
@@ -213,7 +229,6 @@ class TFCluster(Cluster):
         listening.everywhere()  # whether it is right, before a server is started
         self._tasks = _tasks(resolver)
         self._connected: Connection | None = None
-        self._used = False
         if self._tasks.task_type in ("worker", "ps"):
             # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
             from tf_dsgd.serve import serve
@@ -226,26 +241,22 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            self._connected = connect(
-                self._tasks, self._connect_timeout, self._worker_timeout, self._used
-            )
+            self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
-    def configure(self, used: bool = False) -> None:
-        import tf_dsgd
-
+    def configure(self) -> None:
         workers, ps = len(self._tasks.workers), len(self._tasks.ps)
         say(
             f"{self._tasks.name('chief', 0)} of {workers} worker and {ps} ps tasks "
             f"(pid {os.getpid()})",
-            version=tf_dsgd.__version__,
+            version=_version.__version__,
         )
         gpu.configure_by_default()
-        self._used = used
+        end_scripts_in_a_line(resuming.ENDS_TRAINING)
         _ = self._connection
 
     def check_ps(self) -> None:
-        tasks.check_ps(self._tasks)
+        cluster_spec.check_ps(self._tasks)
 
     def shard_devices(self) -> list[str]:
         return self._connection.shard_devices()
@@ -254,7 +265,19 @@ class TFCluster(Cluster):
         return self._connection.host_device
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
-        return ClusterEngine(self._connection, exchange, self._worker_timeout, self._late_after)
+        overlaps = exchange.push_every < exchange.fetch_every
+        rounds = remote.RemoteRounds(self._connection, self._worker_timeout, overlaps)
+        store = rounds.members.store
+        store.may_be_late = self._late_after is not None
+        scheduler = Scheduler(
+            exchange,
+            store.tasks,
+            longest_call=remote.LONGEST_CALL,
+            backup_after=self._late_after,
+        )
+        engine = ThreadsEngine(store, scheduler, rounds)
+        rounds.members.attend(engine)
+        return engine
 
     def announce(self, shards: Sequence[tuple[int, int]]) -> None:
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
@@ -262,13 +285,13 @@ class TFCluster(Cluster):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")
 
 
-def _tasks(resolver: Any) -> tasks.Tasks:
+def _tasks(resolver: Any) -> cluster_spec.Tasks:
     if resolver is None:
-        return tasks.from_tf_config()
+        return cluster_spec.from_tf_config()
     if isinstance(resolver, tf.train.ClusterSpec):
-        return tasks.from_cluster_spec(resolver)
+        return cluster_spec.from_cluster_spec(resolver)
     if isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
-        return tasks.from_resolver(resolver)
+        return cluster_spec.from_resolver(resolver)
     raise TypeError(
         "resolver must be a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
         f"Received: {resolver!r}."
@@ -373,7 +396,7 @@ class SimulatedCluster(Cluster):
     def __repr__(self) -> str:
         return self._repr
 
-    def configure(self, used: bool = False) -> None:
+    def configure(self) -> None:
         gpu.configure_by_default()
 
     def shard_devices(self) -> list[str]:
@@ -381,12 +404,14 @@ class SimulatedCluster(Cluster):
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         store = Store(self.shard_devices()[:1] * self.num_workers, self._num_shards)
+        store.may_be_late = self._late_after is not None
+        scheduler = Scheduler(exchange, store.tasks, backup_after=self._late_after)
         if self._schedule is not None:
-            return ScheduledEngine(store, exchange, self._schedule)
-        simulated = store, exchange, self._compute, self._network, self._seed
+            return ScheduledEngine(store, scheduler, self._schedule)
+        faults = None
         if self.workers_can_leave:
-            return FaultySimulatorEngine(*simulated, self._faults, self._timeout, self._late_after)
-        return SimulatorEngine(*simulated)
+            faults = FaultScript(self._faults, self.num_workers, self._timeout)
+        return SimulatorEngine(store, scheduler, self._compute, self._network, self._seed, faults)
 
 
 def _late_after(value: Any) -> float | None:
@@ -413,8 +438,11 @@ def resolve(cluster: Any) -> Cluster:
     if isinstance(cluster, (tf.distribute.cluster_resolver.ClusterResolver, tf.train.ClusterSpec)):
         return TFCluster(cluster)
     if cluster is not None:
+        number = isinstance(cluster, int) and not isinstance(cluster, bool)
         raise TypeError(
             "cluster must be a tf_dsgd.LocalCluster, TFCluster or SimulatedCluster, a "
             f"ClusterResolver, a ClusterSpec, or None. Received: {cluster!r}."
+            + f" For {cluster} workers: tf_dsgd.LocalCluster({cluster})."
+            * number
         )
     return TFCluster() if os.environ.get("TF_CONFIG", "").strip() else LocalCluster()

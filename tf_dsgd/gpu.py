@@ -8,6 +8,8 @@ from absl import logging
 from tf_dsgd import _tf
 from tf_dsgd.checks import integer, truth
 
+__all__ = ["configure_memory"]
+
 _configured = False
 
 

@@ -8,7 +8,26 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from tf_dsgd.launch import BACKUP_FD, COMMAND, ENDED_FD, how_to_go_on
+ENDS_TRAINING = "That ends training."
+"""The note of an error that says all that a user can do about it."""
+# What the launcher tells worker and ps processes.
+THREADS = "TF_DSGD_THREADS"
+PARENT_FD = "TF_DSGD_PARENT_FD"
+# What it tells the script: the command that starts all of it again, and two files, open: where the
+# chief notes its last checkpoint, and where it finds who has ended.
+COMMAND = "TF_DSGD_COMMAND"
+BACKUP_FD = "TF_DSGD_BACKUP_FD"
+ENDED_FD = "TF_DSGD_ENDED_FD"
+
+
+def how_to_go_on(command: str, backup: str | None) -> str:
+    """What is said where a task took a part of the training along."""
+    if backup:
+        return f"The last checkpoint is in {backup}. To go on from it: {command}"
+    return (
+        "No checkpoint was written yet; tf_dsgd.callbacks.BackupAndRestore writes them. To start "
+        f"again: {command}"
+    )
 
 
 def advice(backup: str | None) -> str:
@@ -18,10 +37,12 @@ def advice(backup: str | None) -> str:
 
 def shards_lost(names: Sequence[str], backup: str | None) -> RuntimeError:
     """The error that the loss of a part of the model is."""
-    return RuntimeError(
-        f"Lost {', '.join(names)}, and the part of the model it held. Tasks that the launcher did "
-        f"not start have to be started again. {advice(backup)}"
+    others = "" if os.environ.get(COMMAND) else "Tasks that have ended must be started again. "
+    error = RuntimeError(
+        f"Lost {', '.join(names)}, and the part of the model it held. {others}{advice(backup)}"
     )
+    error.add_note(ENDS_TRAINING)
+    return error
 
 
 def command() -> str:

@@ -23,7 +23,7 @@ import side_by_side
 import teacher
 
 import tf_dsgd
-from tf_dsgd.study import timetable
+from tf_dsgd.simulation.study import timetable
 
 BATCH, TRAINED = 32, teacher.TRAINED
 RATES = (-5, 1)  # powers of 2, from and to

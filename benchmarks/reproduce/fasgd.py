@@ -21,7 +21,7 @@ import runs
 import side_by_side
 
 import tf_dsgd
-from tf_dsgd.study import timetable
+from tf_dsgd.simulation.study import timetable
 
 # M:batch. Three keep M times batch at 128, as the paper does; then M grows.
 SETTINGS = "1:128,32:4,4:32,400:32,4000:32"

@@ -47,7 +47,7 @@ import tensorflow as tf
 from keras import ops
 
 import tf_dsgd
-from tf_dsgd.study import Study, timetable
+from tf_dsgd.simulation.study import Study, timetable
 
 RATE, START = 0.1, 10.0
 CURVATURES = np.repeat([0.25, 0.5, 1.0, 2.0], 4)  # of as many w under one schedule

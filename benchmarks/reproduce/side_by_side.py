@@ -4,7 +4,7 @@ What the optimizers of these studies do to a weight depends on that weight's own
 So runs that differ in rate, first weights and data, and in nothing else, can be trained together:
 every weight has two axes more, `[rates, seeds, ...]`, every run sees its own seed's data, and the
 loss is the sum of all runs' losses, of which each run's gradient is its own. The learning rate is a
-tensor. One run of `tf_dsgd.study` does what would be `rates * seeds` of them.
+tensor. One run of `tf_dsgd.simulation.study` does what would be `rates * seeds` of them.
 """
 
 import setting  # isort: skip (finds the package)
@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras import ops
 
 import tf_dsgd
-from tf_dsgd.study import Study
+from tf_dsgd.simulation.study import Study
 
 _ = setting
 

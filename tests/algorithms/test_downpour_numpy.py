@@ -86,6 +86,7 @@ def compare(
     return twin
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("push_every", [1, 2, 3, 4])
 @pytest.mark.parametrize("fetch_every", [1, 2, 3, 4])
 def test_periods_in_lock_step(push_every, fetch_every):
@@ -102,6 +103,7 @@ def test_periods_in_lock_step(push_every, fetch_every):
     )
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize(
     ("local_rule", "local_rate"),
@@ -124,6 +126,7 @@ def test_servers_and_local_rules(server, local_rule, local_rate):
     )
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("network", [0.0, 0.31, 5.3])
 @pytest.mark.parametrize("server", SERVERS)
 def test_workers_of_different_speed_on_different_batches(server, network):

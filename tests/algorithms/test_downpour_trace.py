@@ -60,6 +60,7 @@ TARGETS = [1, 2, 3, 4, 7, 9]
 LAST = {0.0: [1, 3, 5, 6, 8, 11], 1.0: [1, 3, 5, 6, 8, 10]}
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("count", range(1, 7))
 @pytest.mark.parametrize("network", LAST)
 def test_two_workers_of_different_speed(network, count):
@@ -95,6 +96,7 @@ PERIOD_TARGETS = [4, 1, 7, 2, 5, 9, 3]
 PERIOD_LAST = {"sgd": [4, 1, 7, 8, 11, 15, 3], "none": [4, 5, 12, 9, 9, 13, 3]}
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", ["local", "simulated"])
 @pytest.mark.parametrize("local_rule", PERIOD_LAST)
 def test_periods_of_two_and_three(local_rule, engine):

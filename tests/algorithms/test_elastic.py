@@ -46,6 +46,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("batches", [48, 53])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_equals_the_twin(optimizer, batches):
@@ -111,7 +112,7 @@ def test_what_a_lost_worker_had_sent_does_not_move_its_successor():
     program.push[0](tf.constant(True))
     numbered = store.sequences()[0]
     store.lose(0)
-    store.renew(0, store.incarnations[0], numbered)
+    store.renew(0, numbered)
     at_center = copies(kernel)[0]
     assert at_center == float(kernel.primary.numpy().ravel()[0])
     program.fetch[0]()

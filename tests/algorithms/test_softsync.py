@@ -287,6 +287,7 @@ def test_a_trace_by_hand(scaling, batches):
 # -- algorithms that it contains ---------------------------------------------------------------
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 def test_one_gradient_per_update_is_downpour(scaling, optimizer):
@@ -306,6 +307,7 @@ def test_one_gradient_per_update_is_downpour(scaling, optimizer):
     assert strategies[0].staleness().max >= 2
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *OPTIONS])
 def test_workers_in_lock_step_with_c_equal_to_their_number_are_synchronous_sgd(optimizer, scaling):
@@ -324,6 +326,7 @@ def test_workers_in_lock_step_with_c_equal_to_their_number_are_synchronous_sgd(o
     assert strategy.staleness().max == 0
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", helpers.engines(local=None, simulated=None))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_factor_of_one_half_halves_the_step(optimizer, engine):
@@ -421,3 +424,25 @@ def test_a_rule_may_be_given_another_local_rule():
     # Eight mini-batches in four messages of 1 + 1; two updates by the mean of two messages.
     np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -4.0, "f"))
     assert (strategy.steps, strategy.updates, strategy.ledger().applied) == (8, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda c: tf_dsgd.DownpourStrategy(c, staleness_scaling="inverse"),
+        lambda c: tf_dsgd.SoftsyncStrategy(c, gradients_per_update=1),
+    ],
+    ids=["downpour", "softsync"],
+)
+def test_factors_are_as_precise_as_the_model(make):
+    """A gradient of 1 at a rate of 1: the weight is minus the sum of the factors, as of 1/3."""
+    cluster = tf_dsgd.SimulatedCluster(4, compute_seconds=1.0, network_seconds=0.0, seed=0)
+    strategy = make(cluster)
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float64")
+        model = keras.Sequential([keras.Input((1,), dtype="float64"), layer])
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=-1))
+    ones = np.ones((8, 1))
+    model.fit(ones, ones, batch_size=1, verbose=0)
+    expected = 2 * (1 + 1 + 1 / 2 + 1 / 3)  # messages of a turn are 0, 1, 2 and 3 updates stale
+    np.testing.assert_allclose(-model.get_weights()[0][0, 0], expected, rtol=1e-15)

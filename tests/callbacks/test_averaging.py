@@ -7,8 +7,9 @@ import pytest
 import tf_dsgd
 from tests import helpers
 from tests.cluster import processes
-from tf_dsgd import collectives, exchange, tasks
-from tf_dsgd.callbacks.averaged_state import ModelState
+from tf_dsgd.spmd import collectives, exchange
+from tf_dsgd.spmd.model_state import ModelState
+from tf_dsgd.transport import cluster_spec
 
 PeriodicAveraging = tf_dsgd.callbacks.PeriodicAveraging
 
@@ -23,7 +24,7 @@ def _no_cluster(monkeypatch):
 def alone():
     """A group of one, which averages with itself."""
     config = processes.tf_config("worker", 0, worker=["127.0.0.1:1"])
-    return collectives.Group(tasks.from_tf_config(config, ps=False), 1.0)
+    return collectives.Group(cluster_spec.from_tf_config(config, ps=False), 1.0)
 
 
 def linear(optimizer, **compile_args):

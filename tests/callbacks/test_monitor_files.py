@@ -218,6 +218,15 @@ def test_tensorboard_that_is_asked_for_must_be_there(no_tensorboard, tmp_path):
         StalenessMonitor(tensorboard=True)
 
 
+def test_kerass_own_callback_needs_it_too(no_tensorboard, tmp_path):
+    strategy, model = make()
+    with pytest.raises(ImportError, match=r'pip install "tf_dsgd\[tensorboard\]"'):
+        fit(model, 4, keras.callbacks.TensorBoard(tmp_path))
+    assert strategy.steps == 0
+    fit(model, 4)
+    assert strategy.steps == 4
+
+
 def test_tensorboard_false_is_silent(no_tensorboard, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="absl"):
         fit(make()[1], 4, StalenessMonitor(tmp_path, tensorboard=False))

@@ -126,7 +126,7 @@ def test_the_time_of_simulated_workers():
 
 def test_bins_of_large_staleness():
     """Messages that claim old versions: each is in the last bin whose edge is not above it."""
-    from tf_dsgd.engine.shard import WORKER_EDGES
+    from tf_dsgd.engine.ledger import WORKER_EDGES
 
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
     fit(make(strategy), 4)

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cluster import processes
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -20,6 +22,11 @@ SEED = int(os.environ.get("TF_DSGD_KILL_SEED", "0"))  # another one kills at oth
 
 # What TensorFlow itself writes as it is imported, before the package can say anything.
 NOISE = re.compile(r"WARNING: All log messages before|[IWE]\d{4} |^To enable the following")
+
+
+def measures_no_seconds(test):
+    """A decorator: the test may run beside others, which is what `slow` ones do."""
+    return pytest.mark.slow(pytest.mark.beside_others(test))
 
 
 def launched(*options, script=TRAIN, **arguments):

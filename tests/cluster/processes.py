@@ -14,6 +14,7 @@ import time
 import psutil
 
 from tests import helpers
+from tests.cluster import warm as warm_start
 
 START_SECONDS = 150.0  # TensorFlow's import takes 3 s, and was seen to take 38 on a busy machine
 
@@ -21,7 +22,7 @@ START_SECONDS = 150.0  # TensorFlow's import takes 3 s, and was seen to take 38 
 class Process:
     """A Python process whose output is read line by line as it comes."""
 
-    def __init__(self, *arguments, **environment):
+    def __init__(self, *arguments, warm=True, **environment):
         variables = {
             **helpers.python_env(),
             "CUDA_VISIBLE_DEVICES": "",
@@ -30,7 +31,10 @@ class Process:
         }
         self.lines = []
         self._new = queue.SimpleQueue()
-        self.popen = subprocess.Popen(
+        popen = (
+            warm_start.Popen if warm and _may_be_warm(arguments, environment) else subprocess.Popen
+        )
+        self.popen = popen(
             [sys.executable, *arguments],
             cwd=helpers.ROOT,
             env=variables,
@@ -86,10 +90,23 @@ class Process:
         return "\n".join(self.lines)
 
 
+def _may_be_warm(arguments, environment):
+    """Whether it would import TensorFlow, or start what does, and with nothing special about it."""
+    first, *others = arguments
+    return (
+        sys.platform == "linux"
+        and set(environment) <= {"TF_CONFIG"}
+        and (first.endswith(".py") or [first, *others[:1]] == ["-m", warm_start.LAUNCH])
+    )
+
+
 @contextlib.contextmanager
-def started(*arguments, **environment):
-    """A process that does not outlive the test, nor do its children."""
-    process = Process(*arguments, **environment)
+def started(*arguments, warm=True, **environment):
+    """A process that does not outlive the test, nor do its children.
+
+    A script, or a launcher's script, has TensorFlow imported as it begins unless `warm` is False.
+    """
+    process = Process(*arguments, warm=warm, **environment)
     try:
         yield process
     finally:

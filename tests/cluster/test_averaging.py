@@ -10,6 +10,8 @@ from tests import helpers
 from tests.cluster import processes
 from tests.cluster import spmd_models as models
 
+pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
+
 SCRIPT = str(processes.helpers.ROOT / "tests/cluster/scripts/averaging.py")
 
 
@@ -22,7 +24,7 @@ def outcome(tmp_path_factory):
 def run(folder, number, *ways):
     launch = ("-m", "tf_dsgd.launch", "--workers", str(number), "--spmd", "--prefix_chief")
     with processes.started(*launch, SCRIPT, str(folder), *ways) as process:
-        code, _ = process.wait(110.0)
+        code, _ = process.wait(240.0)
     assert code == 0, process.text[-6000:]
     found = {}
     for path in sorted(folder.glob("*.pickle")):

@@ -10,10 +10,14 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import (
     CONNECT,
+    MODULE,
     NOISE,
+    SCRIPTS,
     TRAIN,
     exit_of,
     log,
+    measures_no_seconds,
+    report,
     said,
     steps_where,
     stop,
@@ -25,6 +29,7 @@ pytestmark = pytest.mark.slow
 # -- tasks that come late, and chiefs that come and go --------------------------------------
 
 
+@measures_no_seconds
 def test_tasks_come_late_and_outlive_the_chief():
     with contextlib.ExitStack() as stack:
         chief, w0, w1, ps = stack.enter_context(processes.addresses(4))
@@ -77,6 +82,25 @@ def test_tasks_come_late_and_outlive_the_chief():
         assert "FIT" not in worker_1.text
 
 
+@measures_no_seconds
+def test_what_was_made_before_the_strategy_stays_usable():
+    options = (*MODULE, "--workers", "2", "--ps", "1")
+    with processes.started(*options, str(SCRIPTS / "made_before.py")) as process:
+        found = report(process, "RESULT")
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert found == {
+        "learns": True,
+        "steps": 210,
+        "variable": 3.0,
+        "function": 9.0,
+        "constant": 9.0,
+        "dataset": [0.0, 3.0, 6.0],
+        "model": True,
+        "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
+    }, log(process)
+
+
+@measures_no_seconds
 def test_two_chiefs_at_once():
     """Each has its own variables; a round of one leaves threads for what the other's sends."""
     with contextlib.ExitStack() as stack:
@@ -214,7 +238,8 @@ def test_a_second_cluster_in_one_process(serving):
 
 OTHER_VERSION = """
 import tf_dsgd
-tf_dsgd.__version__ = "9.9.9"
+from tf_dsgd import _version
+_version.__version__ = "9.9.9"
 tf_dsgd.DownpourStrategy()
 """
 

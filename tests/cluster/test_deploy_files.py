@@ -8,7 +8,9 @@ import subprocess
 import pytest
 
 from tests.packaging.repository import ROOT
-from tf_dsgd import tasks
+from tf_dsgd.transport import cluster_spec
+
+pytestmark = pytest.mark.beside_others
 
 KUBERNETES = ROOT / "examples/kubernetes.yaml"
 SLURM = ROOT / "examples/slurm.sh"
@@ -33,7 +35,7 @@ def test_kubernetes_tasks_find_each_other():
         replicas = int((re.search(r"replicas: (\d+)", document) or [0, 1])[1])
         for index in range(replicas):
             config = template.replace("$(CLUSTER)", cluster).replace("$(INDEX)", str(index))
-            task = tasks.from_tf_config(config)
+            task = cluster_spec.from_tf_config(config)
             pod = f"{name}-{index}.{service}:2222"
             assert task.jobs[task.task_type][task.task_index] == pod
             serves = '"tf_dsgd.serve"]' in document
@@ -114,7 +116,7 @@ def run_slurm(tmp_path, *arguments, **environment):
     found = {}
     for line in record.read_text().splitlines():
         config, threads, command = line.split("\t")
-        task = tasks.from_tf_config(config)
+        task = cluster_spec.from_tf_config(config)
         found[task.task_type, task.task_index] = (task, threads, command)
     return result, found
 

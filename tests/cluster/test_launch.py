@@ -11,9 +11,10 @@ import pytest
 
 from tests.cluster import processes
 from tests.cluster.observing import MODULE
-from tf_dsgd import launch
+from tf_dsgd.launch import launcher as launch
 
-# The scripts do without TensorFlow, to be quick. They end when the test closes their input.
+# The scripts do without TensorFlow, to be quick. They end when the test closes their input. Those
+# that are interrupted are ready half a second after they began: a younger one is killed instead.
 TALK = """
 import json, os, sys
 config = json.loads(os.environ["TF_CONFIG"])
@@ -23,15 +24,17 @@ sys.stdin.read()
 sys.exit(7)
 """
 CATCH = """
-import sys
+import sys, time
 try:
+    time.sleep(0.5)
     print("READY", flush=True)
     sys.stdin.read()
 except KeyboardInterrupt:
     print("SAVED", flush=True)
 """
 STUBBORN = """
-import signal, sys
+import signal, sys, time
+time.sleep(0.5)
 signal.signal(signal.SIGINT, lambda *_: print("NO", flush=True))
 print("READY", flush=True)
 sys.stdin.read()
@@ -45,6 +48,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 IN_A_TERMINAL = """
 import sys, time
 try:
+    time.sleep(0.5)
     print("TERMINAL", sys.stdout.isatty(), sys.stderr.isatty(), [sys.stdin.read()], flush=True)
     time.sleep(100)
 except KeyboardInterrupt:
@@ -65,7 +69,7 @@ ROLE = re.compile(r"tf_dsgd \S+: (worker \d of \d|ps \d of \d) at (127\.0\.0\.1:
 def launched(tmp_path, script, *options, arguments=()):
     path = tmp_path / "train.py"
     path.write_text(script)
-    return processes.started(*MODULE, *options, str(path), *arguments)
+    return processes.started(*MODULE, *options, str(path), *arguments, warm=False)
 
 
 def roles(process, count):
@@ -80,6 +84,8 @@ def roles(process, count):
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_the_script_is_chief_and_lost_tasks_are_named(tmp_path):
     options = ("--workers", "2", "--ps", "1", "--threads_per_worker", "3", "--restart_workers", "1")
     own = ["--workers", "9", "-m", "x y"]
@@ -122,6 +128,8 @@ def test_the_script_is_chief_and_lost_tasks_are_named(tmp_path):
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("script", "number", "code", "word"),
     [(CATCH, signal.SIGINT, 130, "SAVED"), (TALK, signal.SIGTERM, 143, "")],
@@ -139,6 +147,8 @@ def test_a_signal_reaches_the_script_and_ends_all(tmp_path, script, number, code
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_ctrl_c_in_a_terminal_reaches_the_script_once(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(IN_A_TERMINAL)
@@ -169,6 +179,8 @@ def test_a_second_signal_ends_a_script_that_ignores_the_first(tmp_path):
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 @pytest.mark.parametrize("when", ["importing", "serving"])
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, when):
     with launched(tmp_path, TALK, "--workers", "1") as process:
@@ -182,6 +194,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path, when):
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_nothing_outlives_a_script_that_ends(tmp_path):
     with launched(tmp_path, FAMILY, "--workers", "1") as process:
         process.line_with("READY")
@@ -192,6 +206,8 @@ def test_nothing_outlives_a_script_that_ends(tmp_path):
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_a_module_with_a_prefix_and_a_script_that_is_killed(tmp_path):
     (tmp_path / "a_module.py").write_text(KILL_ITSELF)
     path = f"{processes.helpers.ROOT}:{tmp_path}"
@@ -202,6 +218,7 @@ def test_a_module_with_a_prefix_and_a_script_that_is_killed(tmp_path):
     assert "[chief] to stderr without an end" in process.lines
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -224,6 +241,7 @@ def test_wrong_arguments(capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.beside_others
 def test_more_processes_than_there_are_ports(capsys):
     """Each needs an open socket here; the limit is lowered, as a system's own may be."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -261,6 +279,7 @@ def test_a_reserved_port_is_given_to_nobody_but_to_who_asks_for_it():
                 other.close()
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("visible", "names"),
     [("", []), ("-1", []), ("0,1", ["0", "1"]), ("3, GPU-1f", ["3", "GPU-1f"]), ("2,-1,3", ["2"])],
@@ -270,6 +289,7 @@ def test_gpus_that_are_visible(monkeypatch, visible, names):
     assert launch._gpus() == names
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize("gpus", [2, 0])
 def test_gpus_that_nvidia_smi_lists(monkeypatch, tmp_path, gpus):
     program = tmp_path / "nvidia-smi"
@@ -285,6 +305,7 @@ def test_gpus_that_nvidia_smi_lists(monkeypatch, tmp_path, gpus):
     assert launch._gpus() == []
 
 
+@pytest.mark.beside_others
 def test_processes_keep_freed_memory_unless_told_otherwise(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.touch()
@@ -297,6 +318,7 @@ def test_processes_keep_freed_memory_unless_told_otherwise(monkeypatch, tmp_path
         assert task.environment["MALLOC_MMAP_THRESHOLD_"] == str(256 << 20)
 
 
+@pytest.mark.beside_others
 def test_workers_share_gpus_and_cores(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.touch()

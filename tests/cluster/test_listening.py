@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.cluster import processes
 from tests.cluster.test_serve import serving, wait_until_serving
-from tf_dsgd import listening, probing
+from tf_dsgd.transport import listening, probing
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's sockets have filters")
 
@@ -27,6 +27,7 @@ def server():
         yield made.getsockname()[1]
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("host", "open_at", "closed_at"),
     [
@@ -44,6 +45,7 @@ def test_only_the_own_address_takes_connections(server, host, open_at, closed_at
     assert [place for place in open_at + closed_at if takes(place, server)] == open_at
 
 
+@pytest.mark.beside_others
 def test_a_listener_at_another_port_is_left_alone(server):
     with socket.create_server(("", 0)) as other:
         assert listening.keep_to(f"127.0.0.1:{server}")
@@ -72,6 +74,7 @@ def test_connections_made_before_are_ended_elsewhere():
         assert here.recv(1) == b"x"
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize("host", ["192.0.2.99", "nowhere.invalid"])
 def test_where_the_address_is_not_this_machines_all_stay_open(server, host):
     """As behind a service of Kubernetes, whose address no pod has."""
@@ -79,18 +82,22 @@ def test_where_the_address_is_not_this_machines_all_stay_open(server, host):
     assert takes("127.0.0.1", server) and takes("127.0.0.2", server)
 
 
+@pytest.mark.beside_others
 def test_a_name_that_means_loopback_here_may_mean_more_elsewhere(server, monkeypatch):
     entry = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entry)
     assert not listening.keep_to(f"machine-7:{server}")
 
 
+@pytest.mark.beside_others
 def test_a_user_may_want_all_interfaces(server, monkeypatch):
     monkeypatch.setenv(listening.EVERYWHERE, "everywhere")
     assert not listening.keep_to(f"127.0.0.1:{server}")
     assert takes("127.0.0.2", server)
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_a_task_listens_at_its_own_address():
     with (
         processes.addresses(2) as (w0, ps),
@@ -113,6 +120,8 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 @pytest.mark.parametrize("chief", [None, "127.0.0.1"])
 def test_a_chief_listens_at_its_own_address(chief):
     with processes.addresses(3) as (w0, ps, mine):
@@ -131,12 +140,14 @@ def test_a_chief_listens_at_its_own_address(chief):
 
 EQUAL = """
 import sys, tensorflow as tf
-from tf_dsgd import collectives
+from tf_dsgd.spmd import collectives
 print("MET", collectives.group(60.0).meet(1).tolist(), flush=True)
 sys.stdin.read()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_an_equal_process_listens_at_its_own_address():
     with processes.addresses(2) as found:
         configs = [processes.tf_config("worker", m, worker=found) for m in range(2)]

@@ -5,7 +5,7 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report, roles
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tf_dsgd import report
 
 
 @pytest.mark.slow
+@pytest.mark.beside_others
 def test_a_worker_that_is_killed_and_comes_back(tmp_path):
     options = ("--workers", "2", "--ps", "1", "--restart_workers", "1")
     arguments = {"steps": 400, "epochs": 10_000, "monitor": str(tmp_path)}

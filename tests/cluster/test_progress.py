@@ -4,6 +4,8 @@ import pytest
 
 from tf_dsgd.strategies.pipelines import Progress, Segment
 
+pytestmark = pytest.mark.beside_others
+
 
 def taken(progress, worker, count, lost=()):
     return progress.draw(worker, min(count, progress.limit(worker, lost)), lost)

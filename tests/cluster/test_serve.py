@@ -11,13 +11,15 @@ import pytest
 import tf_dsgd
 from tests.cluster import processes
 from tests.packaging.repository import run_python
-from tf_dsgd import probing, serve, tasks
+from tf_dsgd.launch import server as serve
+from tf_dsgd.transport import cluster_spec, probing
 
 # A chief: connects to the worker named by argument and asks for its version.
 CHIEF = """
 import sys, time
 import tensorflow as tf
-from tf_dsgd import probing, tasks
+from tf_dsgd.transport import probing
+from tf_dsgd.transport import cluster_spec
 deadline = time.monotonic() + 60
 while not probing.reachable(sys.argv[1], 1.0) and time.monotonic() < deadline:
     time.sleep(0.05)
@@ -25,17 +27,18 @@ spec = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
 tf.config.experimental_connect_to_cluster(spec, job_name="chief")
 device = "/job:worker/replica:0/task:0/device:CPU:0"
 start = time.monotonic()
-version = tasks.remote_version(device)
+version = cluster_spec.remote_version(device)
 print("VERSION", version, time.monotonic() - start, flush=True)
 sys.stdin.read()
 """
 
 OTHER_VERSION = """
-import tf_dsgd
-from tf_dsgd import serve, tasks
-tf_dsgd.__version__ = "9.9.9"
+from tf_dsgd import _version
+from tf_dsgd.launch import server as serve
+from tf_dsgd.transport import cluster_spec
+_version.__version__ = "9.9.9"
 try:
-    serve.serve(tasks.from_tf_config())
+    serve.serve(cluster_spec.from_tf_config())
 finally:
     print("NEVER")
 """
@@ -44,11 +47,12 @@ finally:
 PLAIN_SERVER = """
 import sys
 import tensorflow as tf
-from tf_dsgd import tasks
+from tf_dsgd.transport import cluster_spec
 spec = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
 server = tf.distribute.Server(spec, job_name="worker", task_index=0)
 tf.config.experimental_connect_to_cluster(spec, job_name="chief")
-print("VERSION", tasks.remote_version("/job:worker/replica:0/task:0/device:CPU:0"), flush=True)
+version = cluster_spec.remote_version("/job:worker/replica:0/task:0/device:CPU:0")
+print("VERSION", version, flush=True)
 sys.stdin.read()
 """
 
@@ -131,7 +135,7 @@ def test_a_server_leaves_the_python_of_tensorflow_and_keras_out():
             process.line_with("ps 0 of 1")
             imported = {line.rsplit("|", 1)[-1].strip() for line in process.lines}
     assert "tf_dsgd.serve" not in imported  # it is the program
-    assert "tf_dsgd.tasks" in imported
+    assert "tf_dsgd.transport.cluster_spec" in imported
     assert not {name for name in imported if name.startswith(("keras", "tensorflow._api"))}
 
 
@@ -183,6 +187,7 @@ def test_port_in_use():
         assert "Traceback" not in process.text
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -202,16 +207,18 @@ def test_a_bad_configuration_is_one_line(monkeypatch, capsys, text, words):
 
 
 def cluster_of_one(job):
-    return tasks.from_tf_config(
+    return cluster_spec.from_tf_config(
         processes.tf_config(job, 0, chief=["c:1"], worker=["w:1"], ps=["p:1"])
     )
 
 
+@pytest.mark.beside_others
 def test_a_chief_does_not_serve():
     with pytest.raises(ValueError, match=r"chief at c:1.*training script"):
         serve.serve(cluster_of_one("chief"))
 
 
+@pytest.mark.beside_others
 def test_serving_needs_the_main_thread():
     raised = []
 
@@ -227,6 +234,7 @@ def test_serving_needs_the_main_thread():
     assert "main thread" in raised[0]
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize("text", ["many", "-1", "1.5", "99999999", "\u0663"])
 def test_wrong_number_of_threads(monkeypatch, text):
     monkeypatch.setenv(serve.THREADS, text)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import processes
 from tests.cluster.observing import MODULE
-from tf_dsgd import launch
+from tf_dsgd.launch import launcher as launch
 
 SCRIPT = str(processes.helpers.ROOT / "tests/cluster/scripts/endless.py")
 
@@ -116,6 +116,8 @@ def idle_until_it_waits(process):
         assert time.monotonic() < deadline
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_a_chief_is_the_first_worker():
     with workers("60", "23", chief=True) as both:
         results = []
@@ -156,6 +158,7 @@ sys.exit(int(what))
 CATCH = """
 import time
 try:
+    time.sleep(0.5)  # a script that has just begun is killed instead
     print("READY", flush=True)
     time.sleep(100)
 except KeyboardInterrupt:
@@ -166,9 +169,12 @@ except KeyboardInterrupt:
 def launched(tmp_path, script, *options, arguments=()):
     path = tmp_path / "train.py"
     path.write_text(script)
-    return processes.started(*MODULE, "--spmd", "--prefix_chief", *options, str(path), *arguments)
+    options = ("--spmd", "--prefix_chief", *options)
+    return processes.started(*MODULE, *options, str(path), *arguments, warm=False)
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_every_worker_runs_the_script(tmp_path):
     options = ("--workers", "3", "--threads_per_worker", "2")
     with launched(tmp_path, TALK, *options, arguments=["--lr", "1"]) as process:
@@ -188,13 +194,15 @@ def test_every_worker_runs_the_script(tmp_path):
     assert told["[worker 0]"][1]["cluster"] == told["[worker 2]"][1]["cluster"]
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("ends", "code", "words"),
     [
         (["0", "0", "0"], 0, []),
         (["0", "5", "waits"], 5, ["worker 1 (pid", "exited with code 5"]),
         (["sees", "killed", "sees"], 128 + 9, ["was killed by SIGKILL", "[worker 2] NOTICED"]),
-        (["4", "0", "waits"], 4, ["worker 0 (pid", "exited with code 4"]),
+        (["4", "0", "0"], 4, ["worker 0 (pid", "exited with code 4"]),
     ],
 )
 def test_the_first_failure_ends_all_and_is_the_exit_code(tmp_path, ends, code, words):
@@ -211,6 +219,8 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(tmp_path, ends, code, w
     assert "Traceback" not in process.text
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_ctrl_c_reaches_every_worker(tmp_path):
     with launched(tmp_path, CATCH, "--workers", "2") as process:
         process.line_with("READY")
@@ -223,6 +233,8 @@ def test_ctrl_c_reaches_every_worker(tmp_path):
         assert processes.gone(family) == []
 
 
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
     with launched(tmp_path, ENDING, "--workers", "2", arguments=["waits"] * 2) as process:
         process.line_with("READY")
@@ -234,6 +246,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
         assert processes.gone(family) == []
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("option", "words"),
     [

@@ -15,7 +15,7 @@ from tests.configurations import rule
 from tests.configurations.rule import Rule
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
-from tf_dsgd.study import timetable
+from tf_dsgd.simulation.study import timetable
 
 LOCAL = tf_dsgd.LocalCluster(1)
 INTEGER = "must be an integer of at least {}"

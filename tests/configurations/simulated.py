@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import tf_dsgd
 from tests.configurations import rule
 from tests.configurations.rule import Rule
-from tf_dsgd.faults import fail_at, fail_ps_at, stop_at
+from tf_dsgd.simulation.faults import fail_at, fail_ps_at, stop_at
 
 PART = st.integers(0, 9)
 

@@ -23,7 +23,9 @@ from tests.configurations.tf_config import (
     in_quotes,
     nothing,
 )
-from tf_dsgd import launch, listening, serve, tasks
+from tf_dsgd.launch import launcher as launch
+from tf_dsgd.launch import server as serve
+from tf_dsgd.transport import cluster_spec, listening
 
 SPEC = tf.train.ClusterSpec(CLUSTER)
 
@@ -34,7 +36,7 @@ def spec(jobs):
 
 def resolver(task):
     made = tf.distribute.cluster_resolver.SimpleClusterResolver
-    return tasks.from_resolver(made(SPEC, task_type=task[0], task_id=task[1]))
+    return cluster_spec.from_resolver(made(SPEC, task_type=task[0], task_id=task[1]))
 
 
 def without_ps(strategy):

@@ -7,7 +7,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tests.configurations.rule import Rule
-from tf_dsgd import tasks
+from tf_dsgd.transport import cluster_spec
 
 WORKERS = ["h1:2222", "h2:2222"]
 CLUSTER = {"chief": ["h0:2222"], "worker": WORKERS, "ps": ["h3:2222"]}
@@ -22,7 +22,7 @@ def environment(**variables):
 def tf_config(text, **options):
     """What the environment variable says; a strategy, too, refuses what this refuses."""
     with environment(TF_CONFIG=text):
-        return tasks.from_tf_config(**options)
+        return cluster_spec.from_tf_config(**options)
 
 
 def of_config(value):

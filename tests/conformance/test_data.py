@@ -93,6 +93,7 @@ def test_a_py_dataset_with_threads_names_the_alternative(frozen):
         frozen[1].fit(Sequence(*helpers.regression(EXAMPLES), workers=2), verbose=0)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", DATA)
 def test_each_example_once(frozen, kind):
     x, y = helpers.regression(EXAMPLES)
@@ -103,6 +104,7 @@ def test_each_example_once(frozen, kind):
     np.testing.assert_allclose(history["loss"], [errors(x, y, frozen[1]).mean()], rtol=1e-5)
 
 
+@pytest.mark.thin
 def test_several_epochs_of_unknown_length(frozen):
     """The length is only known after the first epoch."""
     x, y = helpers.regression(EXAMPLES)
@@ -112,6 +114,7 @@ def test_several_epochs_of_unknown_length(frozen):
     assert history["id_count"] == [EXAMPLES] * 3
 
 
+@pytest.mark.thin
 def test_steps_per_epoch_with_endless_data(frozen):
     """An epoch takes as many batches as it says, in order, and the next goes on from there."""
     x, y = helpers.regression(EXAMPLES)
@@ -122,6 +125,7 @@ def test_steps_per_epoch_with_endless_data(frozen):
     assert history["id_count"] == [5 * BATCH] * 2
 
 
+@pytest.mark.thin
 def test_an_endless_generator(frozen):
     x, y = helpers.regression(EXAMPLES)
     endless = endless_batches(x[:88], y[:88])
@@ -131,6 +135,7 @@ def test_an_endless_generator(frozen):
     assert history["id_count"] == [88, 88]
 
 
+@pytest.mark.thin
 def test_one_distributed_dataset_in_fit_and_evaluate(frozen):
     """`fit` trains on it each time it goes through it, `evaluate` does not."""
     strategy, model = frozen
@@ -155,6 +160,7 @@ def test_one_distributed_dataset_in_fit_and_evaluate(frozen):
     assert fit(frozen, x=dataset)[2] == dataset.cardinality
 
 
+@pytest.mark.thin
 def test_sample_weight(frozen):
     """Keras divides a batch's weighted sum by its size: so does the whole epoch's mean."""
     x, y = helpers.regression(EXAMPLES)
@@ -169,6 +175,7 @@ def test_sample_weight(frozen):
     np.testing.assert_array_equal(ids, np.arange(EXAMPLES))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("arguments", ["validation_data", "dataset", "validation_split"])
 def test_validation(frozen, arguments):
     x, y = helpers.regression(EXAMPLES)

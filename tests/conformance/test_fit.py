@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 
 from tests import helpers
 from tests.conformance import registry
@@ -85,6 +86,7 @@ def test_staleness_is_consistent(trained):
     assert 0 <= staleness.mean <= staleness.max < trained.strategy.updates
 
 
+@pytest.mark.thin
 def test_evaluate_and_predict_equal_one_device(trained):
     plain = plain_twin(trained)
     x, y = trained.validation
@@ -99,6 +101,7 @@ def test_evaluate_and_predict_equal_one_device(trained):
     np.testing.assert_allclose(trained.model(x[:5]), plain(x[:5]), atol=1e-6)
 
 
+@pytest.mark.thin
 def test_evaluating_does_not_train(trained):
     before = trained.model.get_weights()
     steps, updates = trained.strategy.steps, trained.strategy.updates
@@ -108,6 +111,7 @@ def test_evaluating_does_not_train(trained):
     assert (trained.strategy.steps, trained.strategy.updates) == (steps, updates)
 
 
+@pytest.mark.thin
 def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
     path = tmp_path / "model.keras"
     trained.model.save(path)
@@ -123,6 +127,7 @@ def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
     assert int(loaded.optimizer.iterations) == expected_iterations(trained) + 3
 
 
+@pytest.mark.thin
 def test_load_weights_reaches_the_workers(trained, tmp_path):
     """The loss of an epoch of one batch is that of the weights that were loaded before it."""
     path = tmp_path / "kept.weights.h5"
@@ -148,6 +153,7 @@ def test_load_weights_reaches_the_workers(trained, tmp_path):
     assert trained.strategy.steps == steps + 2  # loading a file is not a step
 
 
+@pytest.mark.thin
 def test_zz_a_second_fit_goes_on(trained):
     """It counts on, learns on, and again sees every example once."""
 

@@ -1,4 +1,4 @@
-"""Two algorithms written against the contract, to show that it holds them."""
+"""Algorithms and a codec written against the contract, to show that it holds them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,95 @@ class AdaptiveRevision(algorithm.ServerRule):
                 tf.IndexedSlices(shard.cell("gbar", i).read_value()[None], worker[None])
             )
         return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Hogwild(algorithm.ServerRule):
+    """Recht et al., NIPS 2011, algorithm 1, with a server in place of shared memory.
+
+    w -= rate g.
+    """
+
+    rate: float
+
+    lock_free = (
+        "The rule only subtracts. A dense gradient is subtracted from a variable as a whole; "
+        "of rows that two messages share, a lost update is as rare as the sharing."
+    )
+
+    def receive(self, shard, message):
+        for weight, gradient in zip(shard.weights, message.tensors, strict=True):
+            step = arithmetic.scaled(gradient, self.rate)
+            if isinstance(step, tf.IndexedSlices):
+                weight.scatter_sub(step)
+            else:
+                weight.assign_sub(step, read_value=False)
+        shard.count_updates()
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold(algorithm.Codec):
+    """Strom, Interspeech 2015, without its one bit: only what has grown to tau travels.
+
+    r <- r + g;  sent = r where |r| >= tau, else 0;  r <- r - sent. As (places, values): how many
+    is known only when it runs.
+    """
+
+    tau: float
+
+    repeatable = False  # r is the worker's own
+
+    def encode(self, worker, index, tensor):
+        residual = worker.cell("residual", index)
+        grown = tf.reshape(residual.read_value() + tensor, [-1])
+        large = tf.abs(grown) >= self.tau
+        kept = tf.where(large, tf.zeros_like(grown), grown)
+        residual.assign(tf.reshape(kept, tensor.shape), read_value=False)
+        return [tf.where(large)[:, 0], tf.boolean_mask(grown, large)]
+
+    def decode(self, place, index, sent):
+        places, values = sent
+        shape = place.weights[index].shape
+        flat = tf.scatter_nd(places[:, None], values, [shape.num_elements()])
+        return tf.reshape(flat, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRow(algorithm.ServerRule):
+    """A made-up rule that must know which rows it has.
+
+    w_r -= g_r / (1 + r), r being counted in the whole table.
+    """
+
+    def receive(self, shard, message):
+        for i, (weight, gradient) in enumerate(zip(shard.weights, message.tensors, strict=True)):
+            first, _ = shard.rows(i)
+            r = tf.cast(first + gradient.indices, weight.dtype)
+            values = gradient.values / (1.0 + r)[:, None]
+            weight.scatter_sub(tf.IndexedSlices(values, gradient.indices))
+        return True
+
+
+@dataclasses.dataclass(frozen=True)
+class SubtractFromPeers(algorithm.PeerRule):
+    """Strom, algorithm 1: every worker, the sender too, subtracts what was sent."""
+
+    rate: float
+
+    def receive(self, worker, message):
+        for weight, sent in zip(worker.weights, message.tensors, strict=True):
+            arithmetic.descend(weight, self.rate, sent)
+
+
+def hogwild(rate: float, codec: algorithm.Codec | None = None) -> algorithm.Algorithm:
+    """Workers send gradients at once, and make no step of their own."""
+    rules = AccrueGradient(rate=0.0), Periods(), Hogwild(rate)
+    return algorithm.Algorithm(*rules, codec or algorithm.Codec())
+
+
+def peers(rate: float, codec: algorithm.Codec) -> algorithm.Algorithm:
+    return algorithm.Algorithm(AccrueGradient(0.0), Periods(), SubtractFromPeers(rate), codec)
 
 
 def softsync(c: int) -> algorithm.Algorithm:

@@ -158,6 +158,8 @@ def test_nobody_waits_until_late_workers_have_caught_up():
 class ForeverWaiting(algorithm.ExchangeRule):
     """Lets nobody begin after three messages, as a rule of somebody's own might by mistake."""
 
+    bounds_staleness = True
+
     def may_start(self, clock, slowest):
         return clock < 3
 
@@ -172,7 +174,7 @@ class ForeverWaiting(algorithm.ExchangeRule):
     ids=["threads", "simulator", "faults"],
 )
 def test_workers_that_all_wait_for_one_another_end_training_with_an_error(cluster, monkeypatch):
-    monkeypatch.setattr("tf_dsgd.engine.threads._STALLED_SECONDS", 2.0)
+    monkeypatch.setattr("tf_dsgd.membership.deadlines.STALLED_SECONDS", 2.0)
     rules = algorithm.Algorithm(AccrueGradient(), ForeverWaiting(), CompiledOptimizer())
     strategy = DistributedStrategy(cluster(), rules)
     with strategy.scope():
@@ -188,13 +190,21 @@ def test_workers_that_all_wait_for_one_another_end_training_with_an_error(cluste
 def test_two_moments_in_which_all_wait_are_no_standstill(monkeypatch):
     """In two waits of the main thread, far apart, all may stand the same for a moment."""
     engine = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)).engine
-    monkeypatch.setattr("tf_dsgd.engine.threads._LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("tf_dsgd.engine.threads._STALLED_SECONDS", 0.0)
-    monkeypatch.setattr(engine, "_start_threads", lambda: None)
+    monkeypatch.setattr("tf_dsgd.membership.deadlines.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("tf_dsgd.membership.deadlines.STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(engine, "start_threads", lambda: None)
     monkeypatch.setattr(engine, "_threads", {0: None})
     monkeypatch.setattr(engine, "_waiting", {0})
-    monkeypatch.setattr(engine, "_available", 1)
+    monkeypatch.setattr(engine.scheduler, "available", 1)
     for _ in range(2):
         answers = iter([False, False, True])  # before and after the first look, and then
-        engine._until(lambda answers=answers: next(answers))
-        assert engine._error is None
+        engine.until(lambda answers=answers: next(answers))
+        assert not engine.has_failed
+
+
+def test_a_rule_that_waits_says_so():
+    with pytest.raises(TypeError, match="bounds_staleness"):
+
+        class Forgetful(algorithm.ExchangeRule):
+            def may_start(self, clock, slowest):
+                return clock <= slowest

@@ -48,6 +48,7 @@ CASES = [(name, 3) for name in registry.CONFIGURATIONS]
 CASES += [(name, 1) for name in ("downpour_3_5", "softsync", "averaging", "elastic")]
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("configuration", "shards"), CASES)
 def test_nothing_is_lost_whatever_happens_to_workers(configuration, kind, shards):

@@ -201,8 +201,22 @@ def test_a_record_of_the_simulator_itself():
         np.testing.assert_array_equal(a, c)
 
 
-def test_what_cannot_be_recorded_is_refused():
+def test_a_record_of_what_is_played():
+    """A schedule of pushes with their mini-batches in them becomes steps and pushes: the same."""
+    order = np.random.default_rng(2).permutation([0] * 50 + [1] * 47)
+    schedule = [(int(m), action) for m in order for action in ("fetch", "push")]
+    weights, _, record = train(played(2, schedule), OPTIMIZERS["adam"])
+    assert sum(entry[1] == "step" for entry in record) == 97
+    assert [entry[1] for entry in record if entry[1] != "step"] == [a for _, a in schedule]
+    replayed, _, _ = train(played(2, record), OPTIMIZERS["adam"], recorded=False)
+    for a, b in zip(weights, replayed, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_cannot_be_recorded_is_refused(monkeypatch):
+    """A cluster of processes."""
     strategy = played(1, [])
+    monkeypatch.setattr(type(strategy.engine), "can_record", False)
     refused = pytest.raises(ValueError, match="where workers are threads or simulated")
     with refused, strategy.recording():
         pass

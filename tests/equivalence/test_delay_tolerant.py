@@ -11,6 +11,7 @@ from tests.optimizers.pairs import OURS, PAIRS, assert_same_weights, pair
 from tf_dsgd import optimizers
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize(
     "option", ["global_clipnorm", "weight_decay", "ema_overwritten", "schedule"]
 )
@@ -27,6 +28,7 @@ def test_so_it_is_with_one_worker(name, option):
     assert_same_weights(ours, theirs)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OURS)
 def test_one_worker_equals_plain_keras(name, engine):
@@ -82,6 +84,7 @@ def test_float16_with_overflow(name):
     assert float(plain.optimizer.dynamic_scale) < 2.0**15, "nothing overflowed"
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OURS)
 def test_an_embedding_with_one_worker_equals_plain_keras(name, engine):

@@ -64,6 +64,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer(name, engine):
@@ -72,6 +73,7 @@ def test_optimizer(name, engine):
     assert int(model.optimizer.iterations) == strategy.steps == strategy.updates == twin.STEPS
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_option(name, engine):
@@ -86,6 +88,7 @@ def test_other_optimizer(name):
     twin.assert_same_as_plain(twin.mlp(OTHERS[name]), strategy, *twin.data())
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize(
     "constraint",

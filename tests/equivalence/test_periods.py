@@ -9,6 +9,7 @@ from tests import helpers
 from tests.equivalence import twin
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("period", [2, 3, 4])
 def test_sgd_is_plain_sgd_at_any_period(period, engine):

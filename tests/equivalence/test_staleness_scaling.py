@@ -26,6 +26,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)

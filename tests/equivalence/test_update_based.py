@@ -21,6 +21,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_worker_equals_plain_keras(name, engine):

@@ -43,6 +43,27 @@ CASES = {
     ),
 }
 
+# Whose checkpoints hold something that no other's do; the others are in the second tier.
+FAST = {
+    "downpour",
+    "downpour_3_5",
+    "downpour_update",
+    "downpour_warm",
+    "downpour_bounded",
+    "softsync_bounded",
+    "downpour_adaptive_revision_3_5",
+    "downpour_fasgd",
+    "averaging",
+    "averaging_diloco",
+    "elastic_momentum",
+    "nadam",
+    "loss_scale",
+    "averaging_changing_period",
+}
+MARKED = [
+    pytest.param(case, marks=[] if case in FAST else pytest.mark.slow, id=case) for case in CASES
+]
+
 DELAYS = {
     "compute_seconds": tf_dsgd.LogNormal(1.0, 0.7),
     "network_seconds": tf_dsgd.Exponential(0.2),
@@ -140,7 +161,11 @@ def assert_equal(resumed, unbroken):
             np.testing.assert_array_equal(mine[name], theirs[name], err_msg=f"{path.name} {name}")
 
 
-@pytest.mark.parametrize("case", CASES)
+def test_what_is_fast_is_a_case():
+    assert set(CASES) > FAST
+
+
+@pytest.mark.parametrize("case", MARKED)
 def test_resumed_is_unbroken(case, tmp_path):
     """From the middle of the second epoch, where all but the clock differs from a fresh start."""
     unbroken = Run(case, tmp_path / "unbroken")
@@ -153,7 +178,7 @@ def test_resumed_is_unbroken(case, tmp_path):
     assert resumed.history["mae"] == unbroken.history["mae"][1:]
 
 
-@pytest.mark.parametrize("save_freq", [7, 20, "epoch"])
+@pytest.mark.parametrize("save_freq", [7, pytest.param(20, marks=pytest.mark.slow), "epoch"])
 def test_from_other_places(save_freq, tmp_path):
     """After the first mini-batch of an epoch, after the last ones, and at the end of an epoch."""
     case = "averaging_changing_period"  # which goes by the mini-batches since training began
@@ -194,26 +219,34 @@ def turns(seed):
     return {"schedule": entries}
 
 
-def test_a_schedule_goes_on(tmp_path):
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory):
+    """A run by a schedule, which no test changes."""
+    return Run("downpour_3_5", tmp_path_factory.mktemp("unbroken"), order=turns(seed=1))
+
+
+def test_a_schedule_goes_on(scheduled, tmp_path):
     """A worker may still have what it fetched before the checkpoint, and needs no fetch then."""
-    schedule = turns(seed=1)
-    unbroken = Run("downpour_3_5", tmp_path / "unbroken", order=schedule)
-    resumed = Run("downpour_3_5", tmp_path / "on", unbroken.checkpoint(2), order=schedule)
-    assert_equal(resumed, unbroken)
-    assert resumed.history["loss"] == unbroken.history["loss"][1:]
+    resumed = Run("downpour_3_5", tmp_path / "on", scheduled.checkpoint(2), order=turns(seed=1))
+    assert_equal(resumed, scheduled)
+    assert resumed.history["loss"] == scheduled.history["loss"][1:]
 
 
 @pytest.mark.parametrize(
     "other", [turns(seed=2), {"schedule": turns(seed=1)["schedule"][:15]}], ids=["other", "shorter"]
 )
-def test_another_schedule_is_refused(other, tmp_path):
-    unbroken = Run("downpour_3_5", tmp_path / "unbroken", order=turns(seed=1))
+def test_another_schedule_is_refused(scheduled, other, tmp_path):
     with pytest.raises(ValueError, match="Resume with the same schedule"):
-        Run("downpour_3_5", tmp_path / "on", unbroken.checkpoint(2), order=other)
+        Run("downpour_3_5", tmp_path / "on", scheduled.checkpoint(2), order=other)
 
 
 @pytest.mark.parametrize(
-    ("case", "save_freq"), [("averaging", 5), ("averaging", 7), ("downpour_bounded", 3)]
+    ("case", "save_freq"),
+    [
+        pytest.param("averaging", 5, marks=pytest.mark.slow),
+        ("averaging", 7),
+        ("downpour_bounded", 3),
+    ],
 )
 def test_late_workers_go_on(case, save_freq, tmp_path):
     """What they have under way is not in the checkpoint; it is refused at the same moment."""

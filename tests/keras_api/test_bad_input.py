@@ -194,6 +194,7 @@ def test_state_from_outside_the_scope_is_not_silently_shared(what):
         model.fit(*data(), batch_size=2, verbose=0)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("good", [0, 2, 11, 37])
 @pytest.mark.parametrize("kind", ["generator", "tf_data"])
 def test_batches_before_one_that_fails_are_trained_on(kind, good):
@@ -225,3 +226,43 @@ def test_batches_before_one_that_fails_are_trained_on(kind, good):
     np.testing.assert_array_equal(ids.take(), np.arange(8 * good))
     model.fit(x, y, batch_size=8, verbose=0)
     assert strategy.steps == good + 40
+
+
+def test_a_model_that_was_compiled_in_another_strategys_scope_is_named():
+    one, other = (tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2)) for _ in range(2))
+    with one.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="mine")
+    with other.scope():
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"model 'mine' was made in .* optimizer 'sgd\w*' was not"):
+        model.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+
+
+def test_functions_that_run_eagerly_are_refused():
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensors((np.ones((4, 3)), np.ones((4, 1))))
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(ValueError, match="run_functions_eagerly is not possible"):
+            model.fit(data, shuffle=False, verbose=0)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    model.fit(data, shuffle=False, verbose=0)
+
+
+def test_an_operation_that_fails_on_a_worker_says_why_in_one_line():
+    """Without the dozens of lines that name the code which made each node on the way."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        inputs = keras.Input((1,), dtype="int32")
+        rows = keras.layers.Flatten()(keras.layers.Embedding(5, 2, name="table")(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(1)(rows))
+        model.compile("sgd", "mse")
+    ids = np.array([[1], [7], [2], [3]])
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        model.fit(ids, np.ones((4, 1)), batch_size=1, verbose=0)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "7 is not in [0, 5)" in str(caught.value) and "table" in str(caught.value)

@@ -115,6 +115,7 @@ def test_early_stopping_restores_the_best(strategy):
     helpers.assert_ledger_balances(strategy)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("local_rule", ["sgd", "optimizer"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_rates_that_callbacks_set_reach_the_workers(local_rule, engine):

@@ -21,6 +21,7 @@ def cluster(request):
     return ENGINES[request.param]()
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("periods", [1, 4])
 def test_steps_per_execution(cluster, periods):
     """32 batches by eights, then 30 batches, which eight does not divide: each example once."""
@@ -61,6 +62,7 @@ def test_steps_per_execution_on_data_of_unknown_length(cluster):
     assert strategy.steps == 44
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision(cluster, policy):
     """Weights stay float32, the loss falls, every update that is counted was applied."""
@@ -90,7 +92,8 @@ def test_options_work_or_are_refused_by_name(cluster, word):
         model.set_weights([np.zeros((3, 1))])
     x, y = helpers.ones(16)
     with helpers.works_or_explains(word):
-        model.compile(keras.optimizers.SGD(1.0), helpers.mean_output, **{word: True})
+        with strategy.scope():
+            model.compile(keras.optimizers.SGD(1.0), helpers.mean_output, **{word: True})
         model.fit(x, y, batch_size=2, verbose=0)
         assert strategy.steps == 8
         np.testing.assert_array_equal(model.get_weights()[0], np.full((3, 1), -8.0, "f"))

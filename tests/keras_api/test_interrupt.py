@@ -1,13 +1,16 @@
 """Ctrl-C ends `fit` within seconds, as a KeyboardInterrupt, and leaves a usable process."""
 
+import itertools
 import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.core.function.polymorphism import type_dispatch  # noqa: TID251, it is tested
 
 import tf_dsgd
 from tests import helpers
@@ -35,17 +38,6 @@ def tell(batch, logs):
 
 callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=tell)]
 {body}
-"""
-# Where the chief hands out far ahead it does not wait, and Python raises a KeyboardInterrupt
-# anywhere: in TensorFlow's cache of traces too, which then is of no more use. This waits where it
-# is safe, in the same callbacks that tell of the moment.
-WAITS = """
-import time
-callbacks.append(
-    keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: time.sleep(60) if batch == 5 else None
-    )
-)
 """
 CAUGHT = """
 try:
@@ -90,7 +82,7 @@ def interrupt(cluster, body, period=1):
 
 @pytest.mark.parametrize(
     ("cluster", "body", "period"),
-    [(LOCAL, CAUGHT, 1), (LOCAL, WAITS + CAUGHT, 500), (SIMULATED, CAUGHT, 1)],
+    [(LOCAL, CAUGHT, 1), (LOCAL, CAUGHT, 500), (SIMULATED, CAUGHT, 1)],
     ids=["local", "local_500", "simulated"],
 )
 def test_caught_and_trained_on(cluster, body, period):
@@ -115,11 +107,11 @@ def test_caught_and_trained_on(cluster, body, period):
 @pytest.mark.parametrize("step", range(4, 10))
 def test_within_a_step(cluster, step):
     """The signal comes while a worker computes: its message is numbered, and must not be lost."""
-    seen = []
+    seen, numbers = [], itertools.count(1)  # two threads count, and each number comes once
 
     def count(batch):
         seen.append(len(batch))
-        if len(seen) == step:
+        if next(numbers) == step:
             signal.raise_signal(signal.SIGINT)
 
     class Interrupts(keras.layers.Layer):
@@ -152,6 +144,7 @@ def test_while_a_step_is_traced(times):
             return inputs
 
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    handler = signal.getsignal(signal.SIGINT)
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
     with pytest.raises(KeyboardInterrupt):
@@ -160,7 +153,74 @@ def test_while_a_step_is_traced(times):
     assert len(ended) == 2 - times
     model.fit(*helpers.ones(20), batch_size=2, verbose=0)
     assert float(model.get_weights()[0][0, 0]) == -strategy.steps == -10
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+class Key:
+    """Stands for the type of a call's arguments in the cache of a `tf.function`."""
+
+    compared = 0
+    interrupted_at = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
+
+    def __eq__(self, other):
+        Key.compared += 1
+        if Key.compared == Key.interrupted_at:
+            signal.raise_signal(signal.SIGINT)
+        return self.number == other.number
+
+    def is_supertype_of(self, other):
+        return True
+
+
+def interrupted_lookup(at):
+    """When the KeyboardInterrupt came, in the lookup or after; and what a later one gives."""
+    table = type_dispatch.TypeDispatchTable()
+    table.add_target(Key(1))
+    Key.compared, Key.interrupted_at = 0, 0
+    table.dispatch(Key(2))
+    Key.compared, Key.interrupted_at = 0, at
+    came = "never"
+    try:
+        table.dispatch(Key(2))
+        time.sleep(10.0)
+    except KeyboardInterrupt as error:
+        files = {f.f_code.co_filename for f, _ in traceback.walk_tb(error.__traceback__)}
+        came = "within" if type_dispatch.__file__ in files else "after"
+    try:
+        return came, table.dispatch(Key(2)).number
+    except KeyError:
+        return came, KeyError
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_within_a_lookup_of_a_trace(at):
+    tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    assert interrupted_lookup(at) == ("after", 1)
+
+
+def test_what_an_interrupt_does_to_tensorflows_lookup():
+    """If none of these breaks it any more, `not_within_a_lookup` has no use."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcomes = [interrupted_lookup(at) for at in (1, 2, 3, 4)]
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert ("within", KeyError) in outcomes
+
+
+def test_a_handler_of_the_users_stays():
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 class FreedAtCtrlC:

@@ -57,6 +57,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CALLBACKS)
 def test_a_resumed_run_ends_where_an_unbroken_one_does(name, options, tmp_path):

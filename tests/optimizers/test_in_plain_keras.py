@@ -27,6 +27,7 @@ class Table(keras.layers.Layer):
         return (shape[0], 3)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_in_plain_keras_it_is_what_it_is_made_from(name, option):

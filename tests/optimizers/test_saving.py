@@ -103,6 +103,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
     assert strategy.steps == 64
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", OURS)
 def test_restored_variables_are_all_that_is_needed(name, sparse):

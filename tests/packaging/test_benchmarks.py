@@ -28,6 +28,7 @@ def test_every_mini_batch_counts_when_applied():
     assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["embedding", "dense_embedding"])
 def test_embeddings_train(model):
     result = contender(kind="downpour", model=model, rows=1000, examples=640, epochs=1)
@@ -41,11 +42,18 @@ def test_fit_throughput_prints_a_table(tmp_path):
     output = run_benchmark(
         "fit_throughput.py",
         *("--groups", "periods", "--repetitions", "1", "--epochs", "1", "--examples", "1280"),
-        *("--json", str(written)),
+        *("--limit_seconds", "0.5", "--json", str(written)),
     )
     assert "| Downpour, periods of 20 |" in output
+    assert "| of the limit | limit | CPU, ms/mini-batch |" in output
     (group,) = json.loads(written.read_text())["groups"]
-    assert len(group["results"]) == 6
+    limits = {"bare steps, one process", "bare steps, two threads"}
+    limits |= {"bare threads, locked pushes, periods of 1"}
+    assert limits <= set(group["results"])
+    assert len(group["results"]) == 5 + len(limits)
+    for (outcome,) in group["results"].values():
+        (seconds,) = outcome["cpu_seconds"].values()
+        assert 0 < seconds < 64 * outcome["seconds"]  # of no more cores than that
 
 
 @pytest.mark.slow
@@ -376,6 +384,7 @@ def test_loss_vs_seconds_prints_a_table():
     assert "| Downpour, 2 workers, periods of 20 |" in output
 
 
+@pytest.mark.slow
 def test_server_rules_prints_a_table(tmp_path):
     written = tmp_path / "results.json"
     output = run_benchmark(
@@ -388,6 +397,7 @@ def test_server_rules_prints_a_table(tmp_path):
     assert all(x > 0 for times in group["results"].values() for v in times.values() for x in v)
 
 
+@pytest.mark.slow
 def test_mini_batches_of_a_cluster_count_when_applied():
     spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
     program = str(ROOT / "benchmarks" / "cluster_contenders.py")
@@ -409,15 +419,16 @@ def test_simulator_rate_prints_a_table():
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_spmd_averaging_prints_tables(tmp_path):
     written = tmp_path / "results.json"
     output = run_benchmark(
         "spmd_averaging.py",
         *("--repetitions", "1", "--epochs", "1", "--examples", "1280"),
         *("--parameters", "3000", "--variables", "3", "--json", str(written)),
+        *("--limit_seconds", "0.5"),
     )
     assert "| averaging every 20 |" in output
+    assert "| of the limit: bare steps, two processes | CPU, ms/mini-batch |" in output
     assert "its Python was not given (--tf_keras_python)" in output
     assert "| bare all_reduce, 3 tensors |" in output
     fit, large = (group["results"] for group in json.loads(written.read_text())["groups"])
@@ -428,7 +439,6 @@ def test_spmd_averaging_prints_tables(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
     output = run_benchmark(
@@ -437,14 +447,30 @@ def test_cluster_throughput_prints_tables_and_says_who_is_left_out():
         *("--repetitions", "1", "--epochs", "1"),
         *("--examples", "1280", "--counts", "1,2", "--steps", "50"),
         *("--parameters", "100000", "--variables", "10", "--torch_python", "no/such/python"),
-        *("--only", "workers read files$"),
+        *("--only", "workers read files$", "--limit_seconds", "0.5"),
         timeout=840,  # a dozen clusters, one after the other
     )
     assert "| Downpour, periods of 20, steps_per_execution=20, workers read files |" in output
     assert "| Downpour, periods of 20 |" not in output
+    assert "| bare steps, two processes |" in output
+    assert "| bare exchange, periods of 1, 20 steps a call |" in output
+    chief, ps, workers = (f"CPU of {role}, ms/mini-batch" for role in ("chief", "ps", "workers"))
+    assert f"| of the limit | limit | {chief} | {ps} | {workers} |" in output
     assert "| averaging every 20, no ps: the workers hold the weights |" in output
     assert "PyTorch DDP, gloo: no/such/python cannot be started" in output
     assert "steps_per_execution=20: its Python was not given (--tf_keras_python)" in output
     assert "| 20 | 2 |" in output
     assert "of bare assign_add |" in output
     assert "| overlapping |" in output
+
+
+@pytest.mark.slow
+def test_the_study_of_moving_statistics_compares_them_with_a_serial_pass(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "reproduce/batch_norm.py", "--workers", "2", "--epochs", "1", "--json", str(written)
+    )
+    assert "| averaging every 5 | 2 |" in output
+    results = json.loads(written.read_text())["results"]
+    assert len(results) == 6 and {r["workers"] for r in results} == {1, 2}
+    assert all(r["own"] == pytest.approx(r["serial"], rel=0.1) for r in results), results

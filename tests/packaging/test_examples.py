@@ -83,6 +83,7 @@ def test_mnist_from_a_file(mnist_file):
     assert number(r"mini-batches (\d+)", output) == 2 * 640 / 16
 
 
+@pytest.mark.slow
 def test_cifar10_from_a_folder_or_an_archive(cifar_path):
     output = run_example(
         "cifar10.py",
@@ -98,11 +99,13 @@ def test_custom_train_step_finds_the_weights():
     assert number(r"largest error ([\d.]+)", output) < 0.05
 
 
+@pytest.mark.slow
 def test_simulated_cluster_repeats():
     output = run_example("simulated_cluster.py", "--workers", "1,4", "--epochs", "1")
     assert "the same run twice gives the same weights: True" in output
 
 
+@pytest.mark.slow
 def test_softsync_makes_an_update_for_every_c_gradients():
     """1,437 images in batches of 4 are 360 mini-batches, here of 6 workers."""
     output = run_example("softsync.py", "--workers", "6", "--n", "2", "--epochs", "1")
@@ -113,6 +116,7 @@ def test_softsync_makes_an_update_for_every_c_gradients():
         assert float(line[-3].rstrip("%")) < 90.0  # better than by chance
 
 
+@pytest.mark.slow
 def test_averaging_meets_as_often_as_it_says():
     """1,437 images in batches of 4 are 360 mini-batches: 15 rounds of 4 workers and 6 each."""
     output = run_example("averaging.py", "--workers", "4", "--every", "6", "--epochs", "1")
@@ -139,4 +143,4 @@ def test_quickstart_reaches_the_promised_accuracy():
     assert number(r"held-out accuracy\s+([\d.]+)", output) >= 0.96
     assert number(r"staleness\s+mean ([\d.]+)", output) > 0
     # 1,437 images in batches of 32 are 45 mini-batches an epoch.
-    assert number(r"(\d+) mini-batches of 32", output) == 31 * 45
+    assert number(r"(\d+) mini-batches of 32", output) == 30 * 45

@@ -14,8 +14,9 @@ algorithm 1); n_k = tau for all gives the plain mean of local SGD.
                       paper's G(t) (Chen, Huo, ICASSP 2016)
     DiLoCo            outer = Nesterov SGD, the optimizer is AdamW (Douillard et al. 2023)
 
-Moving statistics, and by `slots="average"` what the optimizer keeps, are averaged alike; the outer
-optimizer is for the trainable weights alone.
+Other state of layers, and by `slots="average"` what the optimizer keeps, are averaged alike; the
+outer optimizer is for the trainable weights alone. BatchNorm's moving statistics are averaged so
+that each mini-batch counts as it would in one process; see `tf_dsgd.engine.statistics`.
 """
 
 from __future__ import annotations
@@ -95,6 +96,10 @@ class Together(algorithm.ExchangeRule):
     def _averages(self) -> _Averages:
         return _Averages(self.period, self.begun)  # type: ignore[arg-type]
 
+    @property
+    def bounds_staleness(self) -> bool:
+        return True
+
     def may_start(self, clock: int, slowest: int) -> bool:
         return clock <= slowest
 
@@ -132,12 +137,14 @@ class WeightedMean(algorithm.ServerRule):
     others have sent already sees the weights that they began with.
     """
 
+    averages_statistics = True
+
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         share = tf.cast(message.steps, tf.float32)
         for total, sent in zip(_sums(shard), message.tensors, strict=True):
             arithmetic.descend(total, -share, sent)
         shard.counter("collected_steps").assign_add(message.steps, read_value=False)
-        _in_it(shard).scatter_update(tf.IndexedSlices(tf.constant([True]), message.worker[None]))
+        arithmetic.set_row(_in_it(shard), message.worker, True)
         return False
 
     def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> tf.Tensor | bool:
@@ -169,6 +176,7 @@ def _average(shard: algorithm.Shard) -> bool:
             weight.assign(mean, read_value=False)
     if shard.has_optimizer:
         shard.optimize(differences)
+    shard.average_statistics()
     for total in _sums(shard):
         total.assign(tf.zeros_like(total), read_value=False)
     _in_it(shard).assign(tf.zeros([shard.num_workers], tf.bool), read_value=False)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_dsgd import algorithm, arithmetic
-from tf_dsgd.arithmetic import Gradient, merged_rows
+from tf_dsgd.accumulators import Accumulator
+from tf_dsgd.arithmetic import Gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,11 @@ class AccrueGradient(algorithm.LocalRule):
 
     def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
         for i, gradient in enumerate(gradients):
-            _accrue(worker, i, gradient, single=self.push_every == 1)
+            accrued = _accrued(worker, i)
+            if self.push_every == 1:
+                accrued.put(gradient)  # every message holds one
+            else:
+                accrued.add(gradient)
         # Nobody would see a step that the next fetch overwrites.
         if self.rate != 0 and self.fetch_every > 1:
             for i, gradient in enumerate(worker.local_gradients(gradients)):
@@ -43,57 +48,19 @@ class AccrueGradient(algorithm.LocalRule):
                 arithmetic.descend(worker.weights[i], alpha, gradient)
 
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
-        return [_take(worker, i, self.push_every == 1) for i in range(len(worker.weights))]
+        sums = [_accrued(worker, i) for i in range(len(worker.weights))]
+        return [accrued.get() if self.push_every == 1 else accrued.take() for accrued in sums]
 
     def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
         for weight, value in zip(worker.weights, values, strict=True):
             arithmetic.write(weight, value)
 
     def unsent_rows(self, worker: algorithm.Worker, index: int) -> tf.Tensor | None:
-        return _sparse_cells(worker, index)[0].read_value() if self.rate != 0 else None
+        return _accrued(worker, index).rows if self.rate != 0 else None
 
 
-def _accrue(worker: algorithm.Worker, i: int, gradient: Gradient, single: bool) -> None:
-    """accrued += g, or := g where every message holds one gradient."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        accrued = worker.cell("accrued", i)
-        put = accrued.assign if single else accrued.assign_add
-        put(gradient, read_value=False)
-        return
-    rows, values = _sparse_cells(worker, i)
-    new_rows, new_values = tf.cast(gradient.indices, tf.int64), gradient.values
-    if not single:
-        new_rows = tf.concat([rows.read_value(), new_rows], 0)
-        new_values = tf.concat([values.read_value(), new_values], 0)
-    rows.assign(new_rows, read_value=False)
-    values.assign(new_values, read_value=False)
-
-
-def _take(worker: algorithm.Worker, i: int, single: bool) -> Gradient:
-    """Reads what was accrued and, unless the next step overwrites it, empties it."""
-    if not worker.is_sparse(i):
-        accrued = worker.cell("accrued", i)
-        total = tf.identity(accrued.read_value())
-        if not single:
-            accrued.assign(tf.zeros_like(total), read_value=False)
-        return total
-    rows, values = _sparse_cells(worker, i)
-    shape = worker.weights[i].shape.as_list()
-    taken = tf.IndexedSlices(
-        tf.identity(values.read_value()), tf.identity(rows.read_value()), tf.constant(shape)
-    )
-    if single:
-        return taken  # as Keras made it
-    rows.assign(tf.zeros([0], tf.int64), read_value=False)
-    values.assign(tf.zeros([0, *shape[1:]], values.dtype), read_value=False)
-    # Each row once, so that the server squares the sum, as it does with a dense gradient.
-    return merged_rows(taken)
-
-
-def _sparse_cells(worker: algorithm.Worker, i: int) -> tuple[tf.Variable, tf.Variable]:
-    row = worker.weights[i].shape.as_list()[1:]
-    rows = worker.cell("accrued_rows", i, shape=[None], dtype=tf.int64)
-    return rows, worker.cell("accrued_values", i, shape=[None, *row])
+def _accrued(worker: algorithm.Worker, index: int) -> Accumulator:
+    return Accumulator(worker, "accrued", index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +73,10 @@ class Periods(algorithm.ExchangeRule):
     def may_join(self, worker: int, steps: int) -> bool:
         return worker == 0 or steps >= self.warm_start_steps
 
+    @property
+    def bounds_staleness(self) -> bool:
+        return self.max_staleness is not None
+
     def may_start(self, clock: int, slowest: int) -> bool:
         """Ho et al., NIPS 2013: at most `max_staleness` rounds ahead of the slowest worker."""
         return self.max_staleness is None or clock - slowest <= self.max_staleness
@@ -113,7 +84,7 @@ class Periods(algorithm.ExchangeRule):
 
 def inverse_staleness(staleness: tf.Tensor) -> tf.Tensor:
     """1 / tau, and 1 where tau is 0 (Zhang et al., IJCAI 2016, eq. 6)."""
-    return 1.0 / tf.maximum(tf.cast(staleness, tf.float32), 1.0)
+    return 1.0 / tf.maximum(tf.cast(staleness, tf.float64), 1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,15 +63,14 @@ class Elastic(algorithm.ServerRule):
         for i, (center, sent) in enumerate(zip(shard.weights, message.tensors, strict=True)):
             force = a * (sent - center.read_value())
             center.assign_add(force, read_value=False)
-            kept = _forces(shard, i)
-            kept.scatter_update(tf.IndexedSlices(force[None], message.worker[None]))
+            arithmetic.set_row(_forces(shard, i), message.worker, force)
         shard.count_updates(iterations_in(shard, message.steps, shard.steps))
         return True
 
     def answer(self, shard: algorithm.Shard, worker: tf.Tensor, index: int) -> tf.Tensor:
         kept = _forces(shard, index)
         force = tf.identity(tf.gather(kept, worker))
-        kept.scatter_update(tf.IndexedSlices(tf.zeros_like(force)[None], worker[None]))
+        arithmetic.set_row(kept, worker, tf.zeros_like(force))
         return force
 
 

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 from absl import logging
 
-from tf_dsgd import collectives
-from tf_dsgd.callbacks.averaged_logs import JointLogs, is_number
-from tf_dsgd.callbacks.averaged_state import POLICIES, ModelState
 from tf_dsgd.checks import integer, one_of, period, positive_seconds
+from tf_dsgd.spmd import collectives
+from tf_dsgd.spmd.joint_logs import JointLogs, is_number
+from tf_dsgd.spmd.model_state import POLICIES, ModelState
 from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.

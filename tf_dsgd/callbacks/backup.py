@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dsgd import _tf, resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 from tf_dsgd.callbacks.checkpoint_origin import check_origin, origin_of
 from tf_dsgd.checks import folder, positive_int, truth
+from tf_dsgd.console import say
 from tf_dsgd.strategies.base import DistributedStrategy
 
 _WEIGHTS, _METADATA, _STATE = "latest.weights.h5", "training_metadata.json", "strategy.npz"
@@ -28,7 +31,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     that was broken off goes on where it was: on a simulated cluster it ends, bit for bit, where an
     unbroken one with the same callback does.
 
-    A checkpoint is a folder, `backup_dir/checkpoint-00000012`, of one settled moment: all
+    A checkpoint is a folder, `backup_dir/checkpoint-00000012`, of one moment at rest: all
     mini-batches handed out are done. It is written whole or not at all: under a hidden name,
     brought to the disk, and then renamed; only then earlier ones are deleted. Before anything of
     the model is changed, every file is compared with its digest, and all of it with the model, the
@@ -54,6 +57,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     Args:
         backup_dir: folder of this run alone, on a file system; made if it is not there.
+        on_error: what becomes of training where a checkpoint cannot be written, on a full disk for
+            instance; the one before stays whole. `"stop"`: an OSError ends it. `"warn"`: a line
+            says so each time, and training goes on.
         **options: those of `keras.callbacks.BackupAndRestore`: `save_freq`, mini-batches between
             two checkpoints, or `"epoch"`; `double_checkpoint`, whether the last two are kept, and
             a torn one gives way to that before it, with a line in the log; `delete_checkpoint`,
@@ -62,6 +68,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it and what was received.
+        OSError: when training begins, if the folder cannot be written, or is full.
+        ValueError: when training begins, if another run that trains now has the folder, naming that
+            one. Where it was killed, its claim ended with it.
         ValueError: when training begins, naming the file and what to do: for a torn checkpoint, one
             of another model, optimizer, strategy or number of workers, one with pickled objects,
             and one of another format, which those of Keras's own callback are.
@@ -83,8 +92,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     (4, 6)
     """
 
-    def __init__(self, backup_dir: str | os.PathLike[str], **options: Any):
+    def __init__(
+        self, backup_dir: str | os.PathLike[str], *, on_error: str = "stop", **options: Any
+    ):
         backup_dir = folder("backup_dir", backup_dir)
+        if on_error not in ("stop", "warn"):
+            raise ValueError(f'on_error must be "stop" or "warn". Received: {on_error!r}.')
+        self._on_error = on_error
         for name in ("double_checkpoint", "delete_checkpoint"):
             if name in options:
                 options[name] = truth(name, options[name])
@@ -125,9 +139,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 f"once. Received: {self.backup_dir!r}."
             )
         self._forget()
+        self._checkpoints.claim(sum(_bytes(variable) for variable in self._held()))
         strategy.passes.restore(None)
         _tf.set_initial_epoch(self.model, 0)  # as `fit` was told, unless there is a checkpoint
-        self._restore(strategy)
+        try:
+            self._restore(strategy)
+        except BaseException:
+            self._checkpoints.release()
+            raise
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         strategy = self._strategy
@@ -168,16 +187,16 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if self.delete_checkpoint:
             self._checkpoints.delete()
             self._say_where(strategy, None)
+        self._checkpoints.release()
 
     # -- writing ----------------------------------------------------------------------------
 
     def _save(self, epoch: int, batch: int, last: bool = False) -> None:
-        """Writes all at one settled moment: the main thread hands out nothing meanwhile."""
+        """Writes all at one moment at rest: the main thread hands out nothing meanwhile."""
         strategy, model = self._strategy, self.model
         if strategy is None:
             raise RuntimeError("The model is under no tf_dsgd strategy.")
-        held = [*model.weights, *(model.optimizer.variables if model.optimizer else [])]
-        state = strategy.state(held={id(v.value) for v in held})
+        state = strategy.state(held={id(v.value) for v in self._held()})
         done = strategy.passes.tokens - self._begun if batch >= 0 else 0
         state |= strategy.passes.take(done, last)
 
@@ -187,9 +206,20 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             metadata = {"epoch": epoch, "batch": batch}
             (folder / _METADATA).write_text(json.dumps(metadata), encoding="utf-8")
 
-        written = self._checkpoints.write(origin_of(model, strategy), fill)
+        try:
+            written = self._checkpoints.write(origin_of(model, strategy), fill)
+        except OSError as error:
+            if self._on_error == "stop":
+                raise
+            say(f"{error.strerror or error}. Training goes on; the last checkpoint is whole")
+            return
         self._unsaved = 0
         self._say_where(strategy, written)
+
+    def _held(self) -> list[Any]:
+        """What Keras saves: the model's variables and the optimizer's."""
+        optimizer = self.model.optimizer
+        return [*self.model.weights, *(optimizer.variables if optimizer else [])]
 
     def _say_where(self, strategy: DistributedStrategy, folder: Path | None) -> None:
         """For errors that end training: where it can go on from."""
@@ -237,6 +267,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             self.model.load_weights(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _refused(path, error) from error
+
+
+def _bytes(variable: Any) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _metadata(path: Path) -> tuple[int, int]:

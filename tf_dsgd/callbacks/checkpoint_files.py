@@ -10,20 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import socket
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from absl import logging
 
+from tf_dsgd._version import __version__
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: nobody is kept from a folder there
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = 2
 MANIFEST = "manifest.json"
+OWNER = ".owner"
 _FIELDS = {"format", "tf_dsgd", "number", "origin", "files"}
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 _HIDDEN = re.compile(r"\.(partial|deleted)-checkpoint-\d{8,}")
@@ -33,6 +45,21 @@ _OLDER = tuple(
     for name in ("latest.weights.h5", "training_metadata.json", "strategy.npz")
     for end in ("", ".bkp")
 )
+
+
+_claimed: weakref.WeakValueDictionary[str, Checkpoints] = weakref.WeakValueDictionary()
+"""Of this process, by the folder's path without links."""
+
+
+def _claim_nothing() -> None:
+    """In a fork: the claims stay its parent's, and end with that."""
+    for checkpoints in list(_claimed.values()):
+        checkpoints.drop_claim()
+    _claimed.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_claim_nothing)
 
 
 class TornCheckpoint(ValueError):
@@ -72,10 +99,105 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 1):
+        self._claim: IO[str] | None = None
         self.directory = Path(directory)
         self._keep = keep
         self._good: list[int] = []
         """Those that were written or read here, the last one last."""
+
+    # -- whose the folder is ----------------------------------------------------------------
+
+    def claim(self, needed_bytes: int) -> None:
+        """Keeps other runs from the folder, until `release` or until this process ends.
+
+        The claim is a lock of the operating system's on a file in the folder, which ends with the
+        process that has it, however it ends; on a network file system its server sees to that, and
+        where that knows no locks there is no claim. Another callback of this process takes it over.
+
+        Raises:
+            OSError: if the folder cannot be written, or has fewer than `needed_bytes` left.
+            ValueError: if another run has it, naming that.
+        """
+        self.release()
+        former = _claimed.pop(self._key, None)
+        if former is not None:
+            former.release()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._claim = self._locked()
+            _claimed[self._key] = self
+            free = shutil.disk_usage(self.directory).free
+            if free < needed_bytes:
+                what = (
+                    f"a checkpoint takes {needed_bytes / 1e6:.1f} MB, and {free / 1e6:.1f} are left"
+                )
+                raise OSError(errno.ENOSPC, what)
+        except OSError as error:
+            self.release()
+            words = f"no checkpoint can be written to {self.directory}: {error.strerror or error}"
+            raise type(error)(error.errno, words, *filter(None, [error.filename])) from error
+
+    def release(self) -> None:
+        """Others may have the folder."""
+        if self._claim is not None:
+            _claimed.pop(self._key, None)
+            with contextlib.suppress(OSError):
+                if self._is_there(self._claim):
+                    (self.directory / OWNER).unlink()
+            self.drop_claim()
+
+    def __del__(self) -> None:
+        self.release()
+
+    def drop_claim(self) -> None:
+        """Closes the file of the claim, which in a fork is its parent's."""
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
+    def _is_there(self, file: IO[str]) -> bool:
+        """Whether an open file is the folder's still, and not one that was deleted."""
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), (self.directory / OWNER).stat())
+        except FileNotFoundError:
+            return False
+
+    @property
+    def _key(self) -> str:
+        return os.path.realpath(self.directory)
+
+    def _locked(self) -> IO[str] | None:
+        path = self.directory / OWNER
+        while True:
+            file = path.open("a+", encoding="utf-8")
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_there(file):
+                    break  # else another run has deleted it meanwhile
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "it does not say which"
+                file.close()
+                raise ValueError(
+                    f"{self.directory} is the backup_dir of another run ({owner}), which trains, "
+                    "or whose process has not ended: each would delete the other's checkpoints. "
+                    "Give each run a folder of its own."
+                ) from None
+            except OSError as error:
+                logging.warning(
+                    "tf_dsgd: %s cannot be locked (%s): see to it that no other run has this "
+                    "backup_dir.",
+                    path,
+                    error.strerror,
+                )
+                break
+            file.close()
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {since}\n")
+        file.flush()
+        return file
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -129,6 +251,7 @@ class Checkpoints:
             self._remove(number)
         self._tidy()
         self._good = []
+        self.release()
         with contextlib.suppress(OSError):
             self.directory.rmdir()
 
@@ -212,6 +335,8 @@ class Checkpoints:
                 raise TypeError(kinds)
             if not all(isinstance(each, dict) for each in manifest["files"].values()):
                 raise TypeError(manifest["files"])
+            if any(Path(name).name != name for name in manifest["files"]):
+                raise ValueError("A file's name leads out of the folder.")
             whole = _text({**manifest, "digest": given}) == raw.decode()
             whole = whole and given == _digest(manifest)
         except OSError as error:
@@ -224,7 +349,7 @@ class Checkpoints:
             age = "an older" if manifest["format"] < FORMAT else "a newer"
             raise ValueError(
                 f"{path} is of {age} format, {manifest['format']}, written by tf_dsgd "
-                f"{manifest['tf_dsgd']}; this version, {_version()}, reads format {FORMAT}. Go on "
+                f"{manifest['tf_dsgd']}; this version, {__version__}, reads format {FORMAT}. Go on "
                 "with the version that wrote it, or give another backup_dir."
             )
         if manifest["number"] != number:
@@ -285,7 +410,7 @@ def _torn(path: Path, what: str, keep: int) -> TornCheckpoint:
 
 
 def _manifest(content: Mapping[str, Any]) -> str:
-    whole = {"format": FORMAT, "tf_dsgd": _version(), **content}
+    whole = {"format": FORMAT, "tf_dsgd": __version__, **content}
     return _text({**whole, "digest": _digest(whole)})
 
 
@@ -310,9 +435,3 @@ def _to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _version() -> str:
-    import tf_dsgd  # its version is set after this module is imported
-
-    return tf_dsgd.__version__

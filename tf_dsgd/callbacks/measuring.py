@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd.engine.shard import Books
+from tf_dsgd._version import __version__
+from tf_dsgd.engine.ledger import Books
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import KINDS
 
@@ -90,14 +91,14 @@ class Meter:
 
     def measure(self, interval: Snapshot) -> Measures:
         """The numbers of an interval that ends now."""
-        books = interval.shards[0]
+        counters = interval.shards[0]
         rate = self._learning_rate()
         seconds = interval.seconds if interval.seconds > 0 else float("nan")
         return Measures(
             interval,
             learning_rate=rate,
-            effective_rate=rate * self._mean_factor(books.bins),
-            steps_per_second=books.steps / seconds,
+            effective_rate=rate * self._mean_factor(counters.bins),
+            steps_per_second=counters.steps / seconds,
         )
 
     def header(self, at: Snapshot, every_seconds: float) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Meter:
         self, kind: str, measures: Measures, start: Snapshot, now: Snapshot, logs: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The record of an interval."""
-        books = measures.interval.shards[0]
+        counters = measures.interval.shards[0]
         # Steps done before a run was resumed count as if their mini-batches had been as large.
         samples = now.steps * self.strategy.examples_per_step
         return {
@@ -138,14 +139,14 @@ class Meter:
             "updates": now.shards[0].version,
             "samples": samples if np.isnan(samples) else round(samples),
             "interval_seconds": measures.interval.seconds,
-            "staleness": {**_summary(books), "histogram": histogram(books)},
+            "staleness": {**_summary(counters), "histogram": histogram(counters)},
             "learning_rate": measures.learning_rate,
             "effective_rate": measures.effective_rate,
             "steps_per_second": float(measures.steps_per_second.sum()),
             "workers": {
-                "steps": books.steps,
-                "messages": books.applied,
-                "refused": books.refused,
+                "steps": counters.steps,
+                "messages": counters.applied,
+                "refused": counters.refused,
                 "steps_per_second": measures.steps_per_second,
                 "staleness_mean": measures.worker_staleness,
                 **{
@@ -170,9 +171,9 @@ class Measures:
     @property
     def worker_staleness(self) -> np.ndarray:
         """Mean staleness of each worker's messages."""
-        books = self.interval.shards[0]
+        counters = self.interval.shards[0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            return books.staleness_sums / books.applied
+            return counters.staleness_sums / counters.applied
 
     def logs(self) -> dict[str, float]:
         """What goes into a callback's logs."""
@@ -199,13 +200,13 @@ def per_worker(name: str, values: np.ndarray) -> dict[str, float]:
     }
 
 
-def histogram(books: Books) -> list[list[int]]:
+def histogram(counters: Books) -> list[list[int]]:
     """`[[tau, messages], ...]` of the staleness that occurred."""
-    return [[tau, int(books.bins[tau])] for tau in np.flatnonzero(books.bins).tolist()]
+    return [[tau, int(counters.bins[tau])] for tau in np.flatnonzero(counters.bins).tolist()]
 
 
-def _summary(books: Books) -> dict[str, float]:
-    return {**dataclasses.asdict(books.staleness()), "refused": int(books.refused.sum())}
+def _summary(counters: Books) -> dict[str, float]:
+    return {**dataclasses.asdict(counters.staleness()), "refused": int(counters.refused.sum())}
 
 
 def _described(rule: Any) -> dict[str, Any]:
@@ -219,10 +220,8 @@ def _described(rule: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    import tf_dsgd
-
     return {
-        "tf_dsgd": tf_dsgd.__version__,
+        "tf_dsgd": __version__,
         "tensorflow": tf.__version__,
         "keras": importlib.metadata.version("keras"),
         "numpy": np.__version__,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Mapping
@@ -12,8 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd._requirements import installed
 from tf_dsgd.callbacks.measuring import SHOWN_WORKERS, Measures, per_worker
-from tf_dsgd.engine.shard import STALENESS_BINS, WORKER_EDGES, Books
+from tf_dsgd.engine.ledger import STALENESS_BINS, WORKER_EDGES, Books
 
 RECORDS = "monitor.jsonl"
 EVENTS = "tensorboard"
@@ -64,7 +64,7 @@ class Events:
     """TensorBoard's scalars and histograms."""
 
     def __init__(self, directory: Path):
-        if not installed():
+        if not installed("tensorboard"):
             raise ImportError(TENSORBOARD_MISSING)
         from tensorboard.plugins.histogram import metadata
 
@@ -84,10 +84,10 @@ class Events:
         }
         edges = np.arange(STALENESS_BINS + 1)
         histograms = {}
-        for s, books in enumerate(shards):
+        for s, counters in enumerate(shards):
             if len(shards) > 1:
-                scalars |= _of_staleness(f"staleness_of_shards/{s}", books)
-            histograms[f"staleness/shard_{s}"] = _buckets(books.bins, edges)
+                scalars |= _of_staleness(f"staleness_of_shards/{s}", counters)
+            histograms[f"staleness/shard_{s}"] = _buckets(counters.bins, edges)
         workers = shards[0].worker_bins
         if len(workers) <= SHOWN_WORKERS:
             ends = np.append(WORKER_EDGES, STALENESS_BINS)
@@ -106,8 +106,8 @@ class Events:
         self._writer.close()
 
 
-def _of_staleness(name: str, books: Books) -> dict[str, float]:
-    staleness = books.staleness()
+def _of_staleness(name: str, counters: Books) -> dict[str, float]:
+    staleness = counters.staleness()
     return {f"{name}/{key}": getattr(staleness, key) for key in ("mean", "p50", "p99", "max")}
 
 
@@ -122,11 +122,3 @@ def _buckets(bins: np.ndarray, edges: np.ndarray) -> tf.Tensor:
     kept = slice(used[0], used[-1] + 1)
     rows = np.stack([edges[:-1][kept] - 0.5, edges[1:][kept] - 0.5, bins[kept]], 1)
     return tf.constant(rows, tf.float64)
-
-
-def installed() -> bool:
-    """Whether TensorBoard can be imported."""
-    try:
-        return importlib.util.find_spec("tensorboard") is not None
-    except (ImportError, ValueError):  # an import hook refuses it, or sys.modules holds None
-        return False

@@ -12,8 +12,9 @@ import keras
 import tensorflow as tf
 from absl import logging
 
+from tf_dsgd._requirements import installed
 from tf_dsgd.callbacks.measuring import Measures, Meter
-from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records, installed
+from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records
 from tf_dsgd.checks import folder, positive_seconds, truth
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.strategies.base import DistributedStrategy
@@ -93,7 +94,7 @@ class StalenessMonitor(keras.callbacks.Callback):
             tensorboard = truth("tensorboard", tensorboard, "None")
         if tensorboard and run_dir is None:
             raise ValueError("tensorboard=True needs a run_dir to write to. Received: None.")
-        if tensorboard and not installed():
+        if tensorboard and not installed("tensorboard"):
             raise ImportError(TENSORBOARD_MISSING)
         self.run_dir = None if run_dir is None else Path(run_dir)
         self.every_seconds = every_seconds
@@ -214,7 +215,7 @@ class StalenessMonitor(keras.callbacks.Callback):
         if self.run_dir is None:
             return
         self._records = Records(self.run_dir)
-        if installed() and self._tensorboard is not False:
+        if installed("tensorboard") and self._tensorboard is not False:
             self._events = Events(self.run_dir)
         elif self._tensorboard is None:
             logging.warning("tf_dsgd: %s (tensorboard=False: no such message)", TENSORBOARD_MISSING)

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tf_dsgd import _tf
+
 _AGAIN_SECONDS = 0.01
 
 
@@ -62,12 +64,39 @@ def not_swallowed() -> None:
 
     def hook(unraisable: Any) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            # Here, or in the finaliser, it would be swallowed again.
-            again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
-            again.daemon = True
-            again.start()
+            _again_later()  # here, or in the finaliser, it would be swallowed again
         else:
             former(unraisable)
 
     hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.unraisablehook = hook
+
+
+def not_within_a_lookup() -> None:
+    """From now on a Ctrl-C waits while TensorFlow looks up which trace a call wants.
+
+    `tf.function` keeps them in an ordered dictionary, which calls Python to compare keys. What is
+    raised there leaves the dictionary with a key half removed, and each later call may end with a
+    KeyError of TensorFlow's, in another `fit`, too. Holds for the process, where Python's own
+    handler would raise the KeyboardInterrupt; one of the user's is left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _raise_outside_lookups)
+
+
+def _raise_outside_lookups(number: int, frame: Any) -> None:
+    within = frame
+    while within is not None:
+        if within.f_code.co_filename == _tf.LOOKUP_FILE:
+            _again_later()
+            return
+        within = within.f_back
+    signal.default_int_handler(number, frame)
+
+
+def _again_later() -> None:
+    again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main)
+    again.daemon = True
+    again.start()

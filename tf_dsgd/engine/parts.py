@@ -1,21 +1,38 @@
-"""What a round is made of: local steps, a message, its delivery, a fetch; traced by `Program`.
+"""What rounds are made of: parts, each of which runs in one place.
 
-What runs on a shard runs under its lock.
+    one_step(batch)                worker   a step on a batch, its gradients used by the local rule
+    collection() -> message        worker   what is to be sent
+    wrapping(message) -> parcels   worker   one for each shard, as they travel
+    receiving[s](parcel)           shard    applied at most once, by the server rule
+    asking() -> who, rows          worker   who fetches, and what it needs in any case
+    reading[s](who) -> parcel      shard    its state, at one moment
+    taking(parcels)                worker   into the worker's copies
+
+Each is traced once, with one worker's variables, and called in the functions of `Program`. What
+runs on a shard runs under its lock. Since a part is in one place, TensorFlow, which lets a function
+begin and end as a whole, sends nothing between places but what parts give each other.
+
+What a part has to know of others it asks for, so that they are traced before: `reading` brings the
+variables that `one_step` and `collection` read, and of a table the rows that changed, unless
+`receiving` shows that an update writes others, too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf, arithmetic
+from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.engine import statistics
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.rows import RowLog
+from tf_dsgd.engine.running import RunningMetrics
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import (
     SEQUENCE,
@@ -29,8 +46,17 @@ from tf_dsgd.engine.state import (
 from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.views import ShardView, WorkerView
 
-# (values, other state, merged state, version)
-_Fetched = tuple[list[Gradient], list[tf.Tensor], list[tf.Tensor], tf.Tensor]
+
+@dataclasses.dataclass(frozen=True)
+class _Sent:
+    """What is in the parcels between a worker and a shard."""
+
+    content: Any
+    bundle: Bundle
+
+    def unpack(self, parcel: Sequence[tf.Tensor]) -> Any:
+        flat = self.bundle.unpack(parcel)
+        return tf.nest.pack_sequence_as(self.content, flat, expand_composites=True)
 
 
 class Parts:
@@ -41,7 +67,7 @@ class Parts:
         algorithm: the three rules.
         store: what workers own.
         shards: all shards; each of the step's variables is on one.
-        host_device: where the latest outputs are kept.
+        host_device: where the latest outputs, and sums of metrics, are kept.
     """
 
     def __init__(
@@ -54,17 +80,18 @@ class Parts:
     ):
         self.step = step
         self.algorithm = algorithm
+        self._server = algorithm.on_shards
+        self._codec = algorithm.codec
         self.keeps_weights = algorithm.local.keeps_weights
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
         exchange = algorithm.exchange
         at_once = exchange.push_every >= exchange.fetch_every  # else messages are kept for a while
-        self.can_be_late = store.may_be_late and at_once and algorithm.local.repeatable
+        repeatable = algorithm.local.repeatable and algorithm.codec.repeatable
+        self.can_be_late = store.may_be_late and at_once and repeatable
         """Whether a worker may be overtaken by another that sends its message."""
-        self._rule_waits = not exchange.may_start(1 << 62, 0)
-        self._work_traced = False
-        self._delivery_traced = False
+        self._rule_waits = exchange.bounds_staleness
         self._worker = WorkerView(self)
         self._views = [ShardView(self, shard.index) for shard in shards]
         self.clock = store.clock
@@ -78,7 +105,8 @@ class Parts:
             )
             for spec in step.outputs
         ]
-        self._outputs = Bundle.of(step.outputs)
+        self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
+        self._outputs = Bundle.of([*step.outputs, *self.running.specs])
         self._base = [
             store.cell(
                 ("base", _tf.unique_id(v)),
@@ -86,10 +114,14 @@ class Parts:
             )
             for v in step.merged_state()
         ]
+        self._encoded: list[int] = []
+        """How many tensors of a message are each weight's."""
+        self._sent: dict[int, _Sent] = {}
+        self._fetched_from: dict[int, _Sent] = {}
         self.row_logs = {
             i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
-            if step.sparse[i]
+            if step.sparse[i] and not shards[v.shard].lock_free  # two notes at once would lose rows
         }
 
     def _copies_of(self, variable: Any) -> Replicated:
@@ -119,21 +151,108 @@ class Parts:
         return list(self._shard_cells.values())
 
     def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
-        return self.store.bind(tf.function(fn, autograph=False).get_concrete_function(*specs))
+        return self.store.bind(_traced(fn, *specs))
+
+    # -- the parts --------------------------------------------------------------------------
+
+    @functools.cached_property
+    def one_step(self) -> Any:
+        """(batch) -> its outputs. Rows kept for a message change their number: not for XLA."""
+        compiled = self.step.compiled and not any(self.step.sparse)
+        return _traced(self._one_step, self.step.element_spec, compiled=compiled)
+
+    @functools.cached_property
+    def collection(self) -> Any:
+        """() -> (headers, message)."""
+        return _traced(self._collect)
+
+    @functools.cached_property
+    def wrapping(self) -> Any:
+        """(headers, message) -> a parcel for each shard."""
+        return _traced(self._wrap, *self.collection.structured_outputs)
+
+    @functools.cached_property
+    def receiving(self) -> list[Any]:
+        """Of each shard: (parcel) -> whether it was applied."""
+        parcels = self.wrapping.structured_outputs
+        return [
+            _traced(functools.partial(self._receive, shard), parcel)
+            for shard, parcel in zip(self.shards, parcels, strict=True)
+        ]
+
+    @functools.cached_property
+    def asking(self) -> Any:
+        """() -> (who fetches, rows of the tables that it needs in any case)."""
+        return _traced(self._ask)
+
+    @functools.cached_property
+    def reading(self) -> list[Any]:
+        """Of each shard: (who fetches, rows of its tables) -> parcel."""
+        who, rows = self.asking.structured_outputs
+        return [
+            _traced(functools.partial(self._read, shard), who, self._rows_of(shard, rows))
+            for shard in self.shards
+        ]
+
+    @functools.cached_property
+    def taking(self) -> Any:
+        """(a parcel from each shard) -> the first shard's version."""
+        return _traced(self._take, [reading.structured_outputs for reading in self.reading])
+
+    @functools.cached_property
+    def _read_by_workers(self) -> list[Any]:
+        """Variables, the weights aside, that a worker reads and a fetch brings."""
+        _ = self.one_step, self.collection  # which show it
+        return self.step.fetched_state()
+
+    @functools.cached_property
+    def _by_rows(self) -> set[int]:
+        """The step's weights of which a fetch brings the rows that changed."""
+        if not self.row_logs:
+            return set()
+        _ = self.receiving  # which shows what an update writes
+        return {i for i in self.row_logs if not self.step.rewrites(self.step.weights[i])}
+
+    # -- what they make together, while another function is traced ---------------------------
+
+    def delivery(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
+        """Whether all shards applied the message."""
+        return self._delivery_to(range(len(self.shards)), heads, message)
+
+    def _delivery_to(
+        self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
+    ) -> tf.Tensor:
+        parcels = self.wrapping(heads, message)
+        fresh = [self.shards[s].call(self.receiving[s], parcels[s]) for s in shards]
+        return fresh[0] if len(fresh) == 1 else tf.reduce_all(tf.stack(fresh))
+
+    def fetching(self, name: tf.Tensor | None = None) -> tf.Tensor:
+        """Fetches from every shard; gives the first one's version.
+
+        With `name` it is, to the server rule, that worker who fetches, and before its next message.
+        """
+        who, rows = self.asking()
+        if name is not None:
+            who = tf.stack([who[0], name, tf.int64.max])
+        return self.taking(
+            [
+                shard.call(reading, who, self._rows_of(shard, rows))
+                for shard, reading in zip(self.shards, self.reading, strict=True)
+            ]
+        )
 
     # -- worker -----------------------------------------------------------------------------
 
     def _one_step(self, batch: Any) -> list[tf.Tensor]:
         outputs, gradients = self.step.function(batch)
         self.step.on_worker(lambda: self.algorithm.local.step(self._worker, gradients))
-        return outputs
+        return outputs[: len(self.step.outputs)]
 
     def _work(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
         """Local steps on `batch(0)`, `batch(1)` ...; gives the last one's outputs."""
-        self._work_traced = True
         exchange = self.algorithm.exchange
         if exchange.push_every == 1 or exchange.fetch_every == 1:
-            outputs = self._one_step(batch(tf.constant(0)))
+            outputs = self.one_step(batch(tf.constant(0)))
         else:
             first = [
                 tf.zeros([d or 0 for d in spec.shape.as_list()], spec.dtype)
@@ -141,7 +260,7 @@ class Parts:
             ]
             _, outputs = tf.while_loop(
                 lambda k, _: k < steps,
-                lambda k, _: (k + 1, self._one_step(batch(k))),
+                lambda k, _: (k + 1, self.one_step(batch(k))),
                 (tf.constant(0), first),
                 shape_invariants=(tf.TensorShape([]), [s.shape for s in self.step.outputs]),
                 parallel_iterations=1,
@@ -164,9 +283,24 @@ class Parts:
         self.clock.template.assign(clock, read_value=False)
 
     def _collect(self) -> tuple[list[tf.Tensor], list[Gradient]]:
-        message = self.step.on_worker(lambda: self.algorithm.local.message(self._worker))
+        """Headers, and the message: of each weight what the codec makes of it, then changes."""
+
+        def encoded() -> list[list[Gradient]]:
+            tensors = self.algorithm.local.message(self._worker)
+            return [self._codec.encode(self._worker, i, t) for i, t in enumerate(tensors)]
+
+        of_weights = self.step.on_worker(encoded)
+        self._encoded = [len(tensors) for tensors in of_weights]
+        message = [tensor for tensors in of_weights for tensor in tensors]
         for variable, base in zip(self.step.merged_state(), self._base, strict=True):
             now = tf.identity(variable.on_workers().template.read_value())
+            if variable.momentum is not None:
+                times = variable.times.template
+                moved = (now, tf.identity(base.template.read_value()), times.read_value())
+                message.append(statistics.Moved(*moved))
+                times.assign(0, read_value=False)
+                base.template.assign(now, read_value=False)
+                continue
             additive = now.dtype.is_floating or now.dtype.is_integer
             message.append(now - base.template.read_value() if additive else now)
             base.template.assign(now, read_value=False)
@@ -183,72 +317,48 @@ class Parts:
     def _merged_of(self, shard: int) -> list[int]:
         return [j for j, v in enumerate(self.step.merged_state()) if v.shard == shard]
 
-    def _deliver(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
-        """Whether all shards applied the message."""
-        return self._deliver_to(range(len(self.shards)), heads, message)
-
-    def _deliver_to(
-        self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
-    ) -> tf.Tensor:
-        """Whether these shards applied the message."""
-        self._delivery_traced = True
-        count = len(self.step.weights)
-        fresh = []
-        for shard, header in ((self.shards[s], heads[s]) for s in shards):
-            tensors = [message[i] for i in self._weights_of(shard.index)]
-            dtypes = [tensor.dtype for tensor in tensors]
-            tensors = [self._for_wire(tensor) for tensor in tensors]
-            changes = [message[count + j] for j in self._merged_of(shard.index)]
-            structure = [header, tensors, changes]
-            flat = tf.nest.flatten(structure, expand_composites=True)
+    def _wrap(
+        self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
+    ) -> list[list[tf.Tensor]]:
+        """A parcel for each shard: header, tensors and changes as they travel."""
+        rest = iter(message)
+        of_weights = [[next(rest) for _ in range(number)] for number in self._encoded]
+        all_changes = list(rest)
+        parcels = []
+        for shard, header in zip(self.shards, heads, strict=True):
+            tensors = [of_weights[i] for i in self._weights_of(shard.index)]
+            changes = [all_changes[j] for j in self._merged_of(shard.index)]
+            content = [header, tensors, changes]
+            flat = tf.nest.flatten(content, expand_composites=True)
             bundle = shard.bundle(flat)
+            self._sent[shard.index] = _Sent(content, bundle)
+            parcels.append(bundle.pack(flat))
+        return parcels
 
-            def body(
-                sent: Any,
-                shard: Shard = shard,
-                bundle: Bundle = bundle,
-                structure: Any = structure,
-                dtypes: Any = dtypes,
-            ) -> tf.Tensor:
-                header, tensors, changes = tf.nest.pack_sequence_as(
-                    structure, bundle.unpack(sent), expand_composites=True
-                )
-                tensors = [arithmetic.cast(t, d) for t, d in zip(tensors, dtypes, strict=True)]
-                return shard.receive(
-                    header,
-                    lambda staleness: self._apply(shard, header, staleness, tensors, changes),
-                )
+    def _receive(self, shard: Shard, parcel: Sequence[tf.Tensor]) -> tf.Tensor:
+        apply = functools.partial(self._apply, shard)
+        return shard.receive(parcel, self._sent[shard.index].unpack, apply)
 
-            fresh.append(shard.locked(bundle.pack(flat), body))
-        return fresh[0] if len(fresh) == 1 else tf.reduce_all(tf.stack(fresh))
-
-    def _for_wire(self, value: Gradient) -> Gradient:
-        dtype = self.algorithm.exchange.wire_dtype
-        return arithmetic.cast(value, dtype) if dtype and value.dtype.is_floating else value
-
-    def _apply(
-        self,
-        shard: Shard,
-        header: tf.Tensor,
-        staleness: tf.Tensor,
-        tensors: Sequence[Gradient],
-        changes: Sequence[tf.Tensor],
-    ) -> tf.Tensor | bool:
+    def _apply(self, shard: Shard, content: Any, staleness: tf.Tensor) -> tf.Tensor | bool:
+        header, tensors, changes = content
         worker, _, _, version, steps = tf.unstack(header, 5)
         view = self._views[shard.index]
         view.noted = False
-        changed = self.step.on_shard(
-            shard.index,
-            lambda: self.algorithm.server.receive(
-                view, Message(worker, version, steps, staleness, tensors)
-            ),
-        )
+        decoded = [self._codec.decode(view, n, sent) for n, sent in enumerate(tensors)]
+        message = Message(worker, version, steps, staleness, decoded)
+        changed = self.step.on_shard(shard.index, lambda: self._server.receive(view, message))
         if not view.noted:  # the rule itself writes, and no rows but those it was sent
-            view.note_rows(tensors)
+            view.note_rows(decoded)
         state = self.step.merged_state()
         for change, j in zip(changes, self._merged_of(shard.index), strict=True):
             variable = state[j]
-            if change.dtype.is_floating and variable.averaged:
+            if variable.momentum is not None:
+                moved = statistics.Moved(*change)
+                if self._server.averages_statistics:
+                    statistics.collect(variable, moved, self._cells_of(shard.index))
+                else:
+                    statistics.apply(variable, moved, shard.lock_free)
+            elif change.dtype.is_floating and variable.averaged:
                 # Workers' sums would diverge (11 workers, period 20): average instead.
                 variable.primary.assign_add(change / self.store.num_workers, read_value=False)
             elif change.dtype.is_floating or change.dtype.is_integer:
@@ -257,35 +367,28 @@ class Parts:
                 variable.primary.assign(change, read_value=False)
         return changed
 
-    def _read_shard(
-        self, shard: Shard, worker: tf.Tensor, name: tf.Tensor, sequence: tf.Tensor
-    ) -> _Fetched:
-        """Everything a worker fetches from one shard, at one moment.
+    def _cells_of(self, shard: int) -> Callable[..., tf.Variable]:
+        return functools.partial(self.shard_cell, shard)
 
-        To the server rule it is worker `name` that fetches, whose last message was `sequence`.
-        """
+    def average_statistics(self, shard: int) -> None:
+        """Traces that the moving statistics collected on a shard are averaged."""
+        state = self.step.merged_state()
+        for variable in (state[j] for j in self._merged_of(shard)):
+            if variable.momentum is not None:
+                statistics.average(variable, self._cells_of(shard))
+
+    def _read(self, shard: Shard, who: tf.Tensor, needed: dict[str, tf.Tensor]) -> list[tf.Tensor]:
+        """Everything a worker fetches from one shard, at one moment."""
         mine = self._weights_of(shard.index)
-        unsent = {
-            i: self.step.on_worker(
-                functools.partial(self.algorithm.local.unsent_rows, self._worker, i)
-            )
-            for i in mine
-            if self._fetches_rows(i)
-        }
-        given = [
-            worker,
-            name,
-            sequence,
-            {i: tf.cast(r, tf.int64) for i, r in unsent.items() if r is not None},
-        ]
-        read: list[Any] = []
+        given = [who, needed]
 
         def body(flat: Any) -> list[tf.Tensor]:
-            worker, name, sequence, unsent = tf.nest.pack_sequence_as(given, flat)
+            who, needed = tf.nest.pack_sequence_as(given, flat)
+            worker, name, sequence = tf.unstack(who, 3)
             rows = {
-                i: self._changed_rows(i, worker, unsent.get(i))
+                i: self._changed_rows(i, worker, needed.get(str(i)))
                 for i in mine
-                if self._fetches_rows(i)
+                if i in self._by_rows
             }
             view = self._views[shard.index]
             view.fetched_rows = rows
@@ -294,39 +397,29 @@ class Parts:
             )
             shard.count_version(changed)
             values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
-            fetched: _Fetched = (
-                [self._for_wire(value) for value in values],
-                [
-                    v.primary.read_value()
-                    for v in self.step.fetched_state()
-                    if v.shard == shard.index
-                ],
-                [
-                    self.step.merged_state()[j].primary.read_value()
-                    for j in self._merged_of(shard.index)
-                ],
+            state = [v for v in self._read_by_workers if v.shard == shard.index]
+            merged = self.step.merged_state()
+            content = [
+                [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
+                [v.primary.read_value() for v in state],
+                [merged[j].primary.read_value() for j in self._merged_of(shard.index)],
                 shard.version.read_value(),
-            )
-            flat = tf.nest.flatten(fetched, expand_composites=True)
+            ]
+            flat = tf.nest.flatten(content, expand_composites=True)
             bundle = shard.bundle(flat)
-            read[:] = fetched, bundle
+            self._fetched_from[shard.index] = _Sent(content, bundle)
             return bundle.pack(flat)
 
-        sent = shard.locked(tf.nest.flatten(given), body)
-        structure, bundle = read
-        return tf.nest.pack_sequence_as(structure, bundle.unpack(sent), expand_composites=True)
+        return shard.locked(tf.nest.flatten(given), body)
 
     def _fetched(
         self, shard: Shard, view: ShardView, worker: tf.Tensor, sequence: tf.Tensor
     ) -> tf.Tensor | bool:
         """What a fetch changes on a shard: nothing once a later message came in its name."""
-        fetched = functools.partial(self.algorithm.server.fetched, view, worker)
+        fetched = functools.partial(self._server.fetched, view, worker)
         if not (self.can_be_late and self._rule_waits):
             return fetched()  # what it remembers is remembered anew before it counts
         return tf.cond(shard.last_message(worker) <= sequence, fetched, lambda: False)
-
-    def _fetches_rows(self, i: int) -> bool:
-        return i in self.row_logs and not self.step.rewrites(self.step.weights[i])
 
     def _changed_rows(self, i: int, worker: tf.Tensor, unsent: tf.Tensor | None) -> tf.Tensor:
         """Rows of a table in which the worker's copy may differ from the shard's."""
@@ -340,9 +433,7 @@ class Parts:
         self, view: ShardView, worker: tf.Tensor, n: int, i: int, rows: tf.Tensor | None
     ) -> Gradient:
         """What a fetch gives of weight `i`, the shard's `n`-th."""
-        answer = self.step.on_shard(
-            view.index, lambda: self.algorithm.server.answer(view, worker, n)
-        )
+        answer = self.step.on_shard(view.index, lambda: self._server.answer(view, worker, n))
         if answer is not None:
             return answer
         primary = self.step.weights[i].primary
@@ -351,37 +442,45 @@ class Parts:
         shape = tf.constant(primary.shape.as_list())
         return tf.IndexedSlices(primary.sparse_read(rows), rows, shape)
 
-    def _fetch(self, name: tf.Tensor | None = None) -> tf.Tensor:
-        """Fetches from every shard; gives the first one's version.
-
-        With `name` it is, to the server rule, that worker who fetches, and before its next message.
-        """
-        if not self._work_traced:
-            raise RuntimeError("Local steps are traced first: they show what a fetch must bring.")
+    def _ask(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """Who fetches: the worker, who that is to the server rule, its last message's number."""
         clock = self.clock.template.read_value()
-        worker, sequence = clock[WORKER], clock[SEQUENCE]
-        if name is None:
-            name = worker
-        else:
-            sequence = tf.constant(tf.int64.max)
-        parts = [self._read_shard(shard, worker, name, sequence) for shard in self.shards]
+        needed = {
+            i: self.step.on_worker(
+                functools.partial(self.algorithm.local.unsent_rows, self._worker, i)
+            )
+            for i in sorted(self._by_rows)
+        }
+        who = tf.stack([clock[WORKER], clock[WORKER], clock[SEQUENCE]])
+        return who, {str(i): tf.cast(r, tf.int64) for i, r in needed.items() if r is not None}
+
+    def _rows_of(self, shard: Shard, rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        return {i: r for i, r in rows.items() if self.step.weights[int(i)].shard == shard.index}
+
+    def _take(self, parcels: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
+        clock = self.clock.template.read_value()
         values: list[Any] = [None] * len(self.step.weights)
         merged: list[Any] = [None] * len(self._base)
         versions = []
-        fetched_state = self.step.fetched_state()
-        for shard, (weights, state, merges, version) in zip(self.shards, parts, strict=True):
+        for shard, parcel in zip(self.shards, parcels, strict=True):
+            sent = self._fetched_from[shard.index]
+            weights, state, merges, version = sent.unpack(parcel)
             for i, value in zip(self._weights_of(shard.index), weights, strict=True):
-                values[i] = arithmetic.cast(value, self.step.weights[i].dtype)
+                values[i] = self._codec.decode_fetched(self._worker, i, value)
             for j, value in zip(self._merged_of(shard.index), merges, strict=True):
                 merged[j] = value
             versions.append(version)
-            here = [v for v in fetched_state if v.shard == shard.index]
+            here = [v for v in self._read_by_workers if v.shard == shard.index]
             for variable, value in zip(here, state, strict=True):
                 variable.on_workers().template.assign(value, read_value=False)
         self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
         for variable, base, value in zip(self.step.merged_state(), self._base, merged, strict=True):
             copy = variable.on_workers().template
-            if value.dtype.is_floating or value.dtype.is_integer:
+            if variable.momentum is not None:
+                mine = copy.read_value(), base.template.read_value()
+                moved = statistics.Moved(*mine, variable.times.template.read_value())
+                copy.assign(statistics.compose(value, moved, variable.momentum))
+            elif value.dtype.is_floating or value.dtype.is_integer:
                 copy.assign(value + (copy.read_value() - base.template.read_value()))
             else:
                 copy.assign(value)
@@ -389,3 +488,8 @@ class Parts:
         fixed, begun, _ = clock_parts(clock, len(self.shards))
         self._set_clock({}, fixed, begun, tf.stack(versions))
         return versions[0]
+
+
+def _traced(fn: Callable[..., Any], *specs: Any, compiled: bool = False) -> Any:
+    function = tf.function(fn, autograph=False, jit_compile=compiled or None)
+    return function.get_concrete_function(*specs)

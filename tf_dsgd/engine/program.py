@@ -15,10 +15,10 @@ and where batches are sent to workers in other processes:
     ahead_on(*batches, *message)   both   local steps; meanwhile the shards take a message
     round_on(*batches)        both     fetch + local steps + push, in one call
 
-The last three give the last step's outputs in a bundle, for `unbundle`.
+The last three give what the chief may want to read in a bundle, for `unbundle`.
 
-Each is traced once, with one worker's variables, and bound to every worker. What runs on a shard
-runs under its lock.
+Each is traced once, with one worker's variables, and bound to every worker. `Parts` are what they
+are made of. An engine names what it may call, by `prepare`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,25 @@ class Program(Parts):
     def _turns(self) -> dict[tuple[bool, bool, bool], list[_tf.BoundFunction]]:
         return {}
 
+    def prepare(self, *names: str) -> None:
+        """Traces these functions now: on the thread, and in the context, of the step.
+
+        An engine names all that it may call. The order does not matter: what a function depends on
+        is traced with it.
+        """
+        for name in names:
+            getattr(self, name)
+
+    # -- a worker's round -------------------------------------------------------------------
+
     @functools.cached_property
     def work(self) -> list[_tf.BoundFunction]:
-        """(steps, queue); keeps the last outputs in `logs`."""
+        """(steps, queue); keeps the last outputs in `logs`, and adds to the `running` metrics."""
 
         def work(steps: tf.Tensor, queue: tf.Tensor) -> None:
+            before = self.running.state()
             outputs = self._work(steps, lambda _: self.step.take_batch(queue))
+            self.running.add(before)
             for variable, value in zip(self.logs, outputs, strict=True):
                 variable.assign(value, read_value=False)
 
@@ -66,62 +79,71 @@ class Program(Parts):
     @functools.cached_property
     def work_on(self) -> list[_tf.BoundFunction]:
         """(*packed batches) -> the last one's outputs."""
-        return self._bind(self._work_on, *self.step.packing.specs)
 
-    def _work_on(self, *packed: tf.Tensor) -> list[tf.Tensor]:
-        steps, batch = self.step.packing.unpack(packed)
-        return self._outputs.pack(self._work(steps, batch))
+        def work_on(*packed: tf.Tensor) -> list[tf.Tensor]:
+            return self._work_there(*self.step.packing.unpack(packed))
 
-    @functools.cached_property
-    def round_on(self) -> list[_tf.BoundFunction]:
-        """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
-        _ = self.work_on, self.fetch  # each shows the next what it must do
-
-        def round_on(*packed: tf.Tensor) -> list[tf.Tensor]:
-            laps = Laps()
-            self._fetch()
-            laps.lap()
-            outputs = self._work_on(*packed)
-            laps.lap()
-            self._deliver(*self._collect())
-            laps.add_to(self.store.laps.template)
-            return outputs
-
-        return self._bind(round_on, *self.step.packing.specs)
+        return self._bind(work_on, *self.step.packing.specs)
 
     @functools.cached_property
     def work_from(self) -> list[_tf.BoundFunction]:
         """(iterator, steps) -> the last outputs; on batches of an iterator on the worker."""
-        return self._bind(self._work_from, *self._iterator_specs())
+
+        def work_from(iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+            return self._work_there(steps, lambda _: iterator.get_next())
+
+        return self._bind(work_from, *self._iterator_specs)
+
+    def _work_there(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
+        """Local steps on a worker in another process; gives what the chief may want to read."""
+        before = self.running.state()
+        outputs = self._work(steps, batch)
+        return self._outputs.pack([*outputs, *self.running.worker_total(before)])
+
+    @property
+    def _iterator_specs(self) -> list[Any]:
+        return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
+
+    @functools.cached_property
+    def round_on(self) -> list[_tf.BoundFunction]:
+        """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
+        return self._bind_round(self.work_on, self.step.packing.specs)
 
     @functools.cached_property
     def round_from(self) -> list[_tf.BoundFunction]:
         """(iterator, steps) -> the last outputs; fetches before, and pushes after."""
-        _ = self.work_from, self.fetch
+        return self._bind_round(self.work_from, self._iterator_specs)
 
-        def round_from(iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+    def _bind_round(
+        self, work: list[_tf.BoundFunction], specs: Sequence[Any]
+    ) -> list[_tf.BoundFunction]:
+        def whole_round(*inputs: Any) -> list[tf.Tensor]:
+            # On the worker from the first: what a function is given, it takes when it begins.
+            inputs = tuple(_here(value) for value in inputs)
             laps = Laps()
-            self._fetch()
+            self.fetching()
             laps.lap()
-            outputs = self._work_from(iterator, steps)
+            outputs = work[0].traced(*inputs)
             laps.lap()
-            self._deliver(*self._collect())
+            self.delivery(*self.collection())
             laps.add_to(self.store.laps.template)
             return outputs
 
-        return self._bind(round_from, *self._iterator_specs())
+        return self._bind(whole_round, *specs)
 
     @functools.cached_property
     def ahead_on(self) -> list[_tf.BoundFunction]:
         """(*packed batches, *message) -> the last outputs; a message travels meanwhile."""
-        return self._bind_ahead(self._work_on, self.step.packing.specs)
+        return self._bind_ahead(self.work_on, self.step.packing.specs)
 
     @functools.cached_property
     def ahead_from(self) -> list[_tf.BoundFunction]:
         """(iterator, steps, *message) -> the last outputs; a message travels meanwhile."""
-        return self._bind_ahead(self._work_from, self._iterator_specs())
+        return self._bind_ahead(self.work_from, self._iterator_specs)
 
-    def _bind_ahead(self, work: Any, specs: Sequence[Any]) -> list[_tf.BoundFunction]:
+    def _bind_ahead(
+        self, work: list[_tf.BoundFunction], specs: Sequence[Any]
+    ) -> list[_tf.BoundFunction]:
         """Local steps, and the delivery of what was collected before them, at the same time.
 
         The two share no variable, so that TensorFlow does not order them.
@@ -129,36 +151,33 @@ class Program(Parts):
 
         def ahead(*inputs: Any) -> list[tf.Tensor]:
             self._take_in(inputs[len(specs) :])
-            return work(*inputs[: len(specs)])
+            return work[0].traced(*inputs[: len(specs)])
 
         return self._bind(ahead, *specs, *self._message_specs)
 
-    def _iterator_specs(self) -> list[Any]:
-        return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
+    def unbundle(self, outputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """(outputs of a step, the worker's running metrics), of what `round_on` and its like gave.
 
-    def _work_from(self, iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
-        return self._outputs.pack(self._work(steps, lambda _: iterator.get_next()))
-
-    def unbundle(self, outputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The outputs of a step, from what `round_on` and its like gave; call it on the host."""
-        return self._outputs.unpack(outputs)
+        Call it on the host.
+        """
+        values = self._outputs.unpack(outputs)
+        number = len(self.step.outputs)
+        return values[:number], values[number:]
 
     @functools.cached_property
     def collect(self) -> list[_tf.BoundFunction]:
         """() -> (headers, message)."""
-        return self._bind(self._collect)
+        return self.store.bind(self.collection)
 
     @functools.cached_property
     def fetch(self) -> list[_tf.BoundFunction]:
         """() -> version."""
-        if self.row_logs and not self._delivery_traced:
-            _ = self.deliver  # which shows whether an update writes only the rows it was sent
-        return self._bind(self._fetch)
+        return self._bind(self.fetching)
 
     @functools.cached_property
     def fetch_as(self) -> list[_tf.BoundFunction]:
         """(another worker) -> version; to the server rule it is that one who fetches."""
-        return self._bind(self._fetch, tf.TensorSpec([], tf.int64))
+        return self._bind(self.fetching, tf.TensorSpec([], tf.int64))
 
     def turn(self, fetches: bool, sends: bool, arrived: bool = False) -> list[_tf.BoundFunction]:
         """(steps, queue) -> (version fetched, headers, message): a round but for its delivery.
@@ -170,7 +189,7 @@ class Program(Parts):
         if key not in self._turns:
             work = self.work[0].traced
             fetch = self.fetch[0].traced if fetches else lambda: tf.constant(-1, tf.int64)
-            collect = self.collect[0].traced if sends else lambda: ()
+            collect = self.collection if sends else lambda: ()
 
             def turn(steps: tf.Tensor, queue: tf.Tensor, *message: tf.Tensor) -> Any:
                 # A step that fails must not leave the message half applied.
@@ -186,25 +205,27 @@ class Program(Parts):
 
     @property
     def _message_specs(self) -> list[tf.TensorSpec]:
-        parts = tf.nest.flatten(self.collect[0].outputs, expand_composites=True)
+        parts = tf.nest.flatten(self.collection.structured_outputs, expand_composites=True)
         return [tf.TensorSpec(part.shape, part.dtype) for part in parts]
 
     def _take_in(self, message: Sequence[tf.Tensor]) -> tf.Tensor:
         """Delivers, in another function's trace, what `collect` gave, flat."""
-        collected = self.collect[0].outputs
+        collected = self.collection.structured_outputs
         packed = tf.nest.pack_sequence_as(collected, list(message), expand_composites=True)
         return self.delivery(*packed)
+
+    # -- messages ---------------------------------------------------------------------------
 
     @functools.cached_property
     def push(self) -> list[_tf.BoundFunction]:
         """(valid) -> whether the message was applied; one that is not valid is refused."""
 
         def push(valid: tf.Tensor) -> tf.Tensor:
-            heads, message = self._collect()
+            heads, message = self.collection()
             for s, head in enumerate(heads):
                 incarnation = tf.where(valid, head[INCARNATION], WITHDRAWN)
                 heads[s] = tf.stack([head[0], incarnation, *tf.unstack(head[2:], 3)])
-            return self._deliver(heads, message)
+            return self.delivery(heads, message)
 
         return self._bind(push, tf.TensorSpec([], tf.bool))
 
@@ -213,8 +234,8 @@ class Program(Parts):
         """(name) -> whether the message was applied; it goes in another's name, see `Again`."""
 
         def push_as(name: tf.Tensor) -> tf.Tensor:
-            heads, message = self._collect()
-            return self._deliver(named(heads, name), message)
+            heads, message = self.collection()
+            return self.delivery(named(heads, name), message)
 
         return self._bind(push_as, tf.TensorSpec([3], tf.int64))
 
@@ -224,42 +245,36 @@ class Program(Parts):
 
         def exchange() -> tuple[tf.Tensor, tf.Tensor]:
             laps = Laps()
-            self._deliver(*self._collect())
+            self.delivery(*self.collection())
             pushed = laps.lap()
-            return self._fetch(), pushed
+            return self.fetching(), pushed
 
         return self._bind(exchange)
 
     @functools.cached_property
-    def delivery(self) -> Any:
-        """`deliver` as it was traced, to be called in another function."""
-        return tf.function(self._deliver, autograph=False).get_concrete_function(
-            *self.collect[0].outputs
-        )
-
-    @functools.cached_property
     def deliver(self) -> Callable[..., tf.Tensor]:
         """(headers, message) -> whether the message was applied."""
-        bound = _tf.BoundFunction(self.delivery, self.delivery.captured_inputs)
+        return self._on_shards(range(len(self.shards)))
+
+    def _on_shards(self, shards: Sequence[int]) -> Callable[..., tf.Tensor]:
+        deliver = functools.partial(self._delivery_to, shards)
+        concrete = tf.function(deliver, autograph=False).get_concrete_function(
+            *self.collection.structured_outputs
+        )
+        bound = _tf.BoundFunction(concrete, concrete.captured_inputs)
         return lambda heads, message: bound(
             *tf.nest.flatten([heads, message], expand_composites=True)
         )
 
     @functools.cached_property
-    def _partial(self) -> dict[tuple[int, ...], Any]:
+    def _partial(self) -> dict[tuple[int, ...], Callable[..., tf.Tensor]]:
         return {}
 
     def deliver_to(self, shards: tuple[int, ...]) -> Callable[..., tf.Tensor]:
         """`deliver` to these shards alone, as where the sender ends half-way."""
         if shards not in self._partial:
-            concrete = tf.function(
-                functools.partial(self._deliver_to, shards), autograph=False
-            ).get_concrete_function(*self.collect[0].outputs)
-            self._partial[shards] = _tf.BoundFunction(concrete, concrete.captured_inputs)
-        bound = self._partial[shards]
-        return lambda heads, message: bound(
-            *tf.nest.flatten([heads, message], expand_composites=True)
-        )
+            self._partial[shards] = self._on_shards(shards)
+        return self._partial[shards]
 
     @functools.cached_property
     def flush(self) -> Callable[[], Any] | None:
@@ -268,7 +283,7 @@ class Program(Parts):
 
         def flush_shard(shard: Shard) -> tf.Tensor:
             changed = self.step.on_shard(
-                shard.index, lambda: self.algorithm.server.flush(self._views[shard.index])
+                shard.index, lambda: self._server.flush(self._views[shard.index])
             )
             collects.append(changed is not None)
             if changed is not None:
@@ -283,7 +298,14 @@ class Program(Parts):
             return None
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
 
-    def forget_rows(self) -> None:
-        """After tables were assigned from outside: workers fetch them whole."""
-        for log in self.row_logs.values():
-            log.forget()
+    def forget_rows(self, variable: Any = None) -> None:
+        """After a table was assigned from outside, or all were: workers fetch it whole."""
+        for i, log in self.row_logs.items():
+            if variable is None or self.step.weights[i] is variable:
+                log.forget()
+
+
+def _here(value: Any) -> Any:
+    """The value where the function runs, if it is a tensor and came from elsewhere."""
+    plain = isinstance(value, tf.Tensor) and value.dtype != tf.resource
+    return tf.identity(value) if plain else value

@@ -140,6 +140,8 @@ class Recorder:
     def __init__(self, num_workers: int):
         self.entries: list[tuple[Any, ...]] = []
         self.queues = BatchQueues(num_workers)
+        self.first_batch: int | None = None
+        """Where a schedule is played: the first mini-batch that was recorded."""
         self._next = 0
         self._taken: list[list[int]] = [[] for _ in range(num_workers)]
         self._mutex = threading.Lock()

@@ -6,6 +6,8 @@ fetch, local steps and push are the program's own functions.
 
 from __future__ import annotations
 
+import contextlib
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,12 +15,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.engine.base import Engine, steps_tensor
+from tf_dsgd.engine.base import Engine, nothing_to_explain, steps_tensor
 from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import BatchQueues, Entry
+from tf_dsgd.engine.scheduler import Scheduler
+from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.work import Source
+from tf_dsgd.membership.task import Task
 
 
 class ScheduledEngine(Engine):
@@ -26,12 +31,16 @@ class ScheduledEngine(Engine):
 
     Args:
         store: what workers own.
-        exchange: its periods bound how many mini-batches may go into a message.
+        scheduler: whose exchange rule's periods bound how many mini-batches go into a message.
         schedule: the entries.
     """
 
-    def __init__(self, store: Store, exchange: ExchangeRule, schedule: Sequence[Entry]):
-        super().__init__(store, exchange)
+    @property
+    def can_record(self) -> bool:
+        return True
+
+    def __init__(self, store: Store, scheduler: Scheduler, schedule: Sequence[Entry]):
+        super().__init__(store, scheduler)
         self._schedule = schedule
         self._next = 0
         self._granted = self._used = 0
@@ -68,6 +77,27 @@ class ScheduledEngine(Engine):
         """By which the beginning of another schedule is known from this one's."""
         return zlib.crc32(repr([_shown(e) for e in self._schedule[:entries]]).encode())
 
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def snapshot(self) -> Snapshot:
+        return self.counted()
+
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        return nothing_to_explain()
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        return nothing_to_explain()
+
+    def quiesce(self) -> None:
+        """Nobody computes while nobody takes a turn."""
+
+    def _source(self, stream: Any) -> Source | None:
+        return None  # the schedule says who gets which
+
+    def _at_rest(self, task: Task, action: Callable[[], Any]) -> None:
+        action()
+
     def prepare(self, program: Program) -> None:
         _ = program.work, program.fetch, program.push, program.flush
 
@@ -87,15 +117,18 @@ class ScheduledEngine(Engine):
         self._granted += 1
         self._advance()
 
+    def await_begun(self, program: Program) -> None:
+        """A schedule says when its mini-batches are computed."""
+
     def settle(self) -> None:
         if self._program is None:
             return
         self._advance()
         self._play_while(self._only_sends)
         self._check_done()
-        for worker in self.workers:
-            if worker.unsent:
-                self.push(worker.index)
+        for task in self.tasks:
+            if task.open is not None:
+                self.push(task.index)
         self._come_to_rest()
 
     def _advance(self) -> None:
@@ -140,11 +173,14 @@ class ScheduledEngine(Engine):
                         f"the shard is at version {version} there, and {entry.version} was "
                         "expected: the schedule is of another rule or model"
                     )
+                self._record(entry, version)
                 return
             if entry.action == "flush":
                 self.flush()
+                self._record(entry)
                 return
             self.step(entry.worker, len(entry.batches))
+            self._record(entry)
             self._used += len(entry.batches)
             if entry.action == "push":
                 self.push(entry.worker)
@@ -154,6 +190,19 @@ class ScheduledEngine(Engine):
             error.add_note(f"Raised on worker {entry.worker}, by schedule[{place}].")
             self._give_up(entry.worker)
             raise
+
+    def _record(self, entry: Entry, version: Any = None) -> None:
+        """Takes down an entry that was played; mini-batches count from where recording began."""
+        if self.recorder is None:
+            return
+        if entry.batches:
+            first = self.recorder.first_batch
+            if first is None:
+                first = self.recorder.first_batch = self._used
+            batches = tuple(b - first for b in entry.batches)
+            self.recorder.entries.append((entry.worker, "step", batches))
+        if entry.action != "step":
+            self.recorder.note(entry.worker, entry.action, version)
 
     def _fail(self, error: Exception) -> None:
         self._give_up(None)
@@ -172,7 +221,9 @@ class ScheduledEngine(Engine):
         self._program = program
         self.queues = BatchQueues(self.num_workers)
         self._since_fetch = [None] * self.num_workers
-        self._reset()
+        none = [0] * self.num_workers
+        self.scheduler.clear(none)
+        self.scheduler.restored(none, none, 0)
 
     # -- turns --------------------------------------------------------------------------------
 
@@ -183,35 +234,36 @@ class ScheduledEngine(Engine):
 
     def step(self, worker: int, steps: int) -> None:
         """The worker computes on the next `steps` mini-batches of its queue."""
-        state, since = self.workers[worker], self._since_fetch[worker]
+        scheduler, task, since = self.scheduler, self.tasks[worker], self._since_fetch[worker]
+        exchange = scheduler.exchange
         if not steps:
             return
         if since is None:
             raise ValueError(f"worker {worker} has not fetched before")
-        if state.unsent + steps > self.exchange.push_every:
+        if task.unsent + steps > exchange.push_every:
             raise ValueError(
-                f"{state.unsent + steps} mini-batches would go into one message, and push_every is "
-                f"{self.exchange.push_every}"
+                f"{task.unsent + steps} mini-batches would go into one message, and push_every is "
+                f"{exchange.push_every}"
             )
-        if since + steps > self.exchange.fetch_every:
+        if since + steps > exchange.fetch_every:
             raise ValueError(
                 f"worker {worker} would use what it fetched for {since + steps} mini-batches, and "
-                f"fetch_every is {self.exchange.fetch_every}"
+                f"fetch_every is {exchange.fetch_every}"
             )
         self._since_fetch[worker] = since + steps
-        self._taken(state, steps)
-        at_once = min(steps, self._longest_call)
+        scheduler.available += steps
+        scheduler.taken(task, steps)
+        at_once = min(steps, exchange.push_every, exchange.fetch_every, scheduler.longest_call)
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
             self.program.work[worker](steps_tensor(count), self.queues.of(worker))
 
     def push(self, worker: int) -> None:
         """The worker sends what it has accrued, and the shard takes it in."""
-        state = self.workers[worker]
-        if not state.unsent:
+        task = self.tasks[worker]
+        if task.open is None:
             raise ValueError(f"worker {worker} has nothing to send")
-        state.unsent = 0
-        state.clock += 1
+        self.scheduler.counted(task, self.scheduler.collected(task), self.clock())
         self.program.push[worker](tf.constant(True))
 
     def flush(self) -> None:

@@ -9,7 +9,7 @@ replaced (its incarnation is not the current one), or if its sender failed (the 
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -20,197 +20,29 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.engine.bundles import Bundle
+from tf_dsgd.engine.ledger import (
+    APPLIED,
+    COLUMNS,
+    FAILED,
+    INCARNATION,
+    REPEATED,
+    REPLACED,
+    SEQUENCE,
+    STALENESS_BINS,
+    STEPS,
+    TAU_MAX,
+    TAU_SUM,
+    WORKER_EDGES,
+    Books,
+    ShardLedger,
+    Staleness,
+    WorkerLedger,
+)
 
 T = TypeVar("T")
 
-# A worker's row in the shard's books.
-_INCARNATION, _SEQUENCE, _APPLIED, _STEPS, _TAU_SUM, _TAU_MAX, _REPEATED, _REPLACED, _FAILED = (
-    range(9)
-)
-_ROW = 9
-REASONS = ("repeated", "replaced", "failed")
-
 # The incarnation in a message that its sender takes back, because its step raised an error.
 WITHDRAWN = -1
-
-# Staleness is counted exactly up to here; larger values share the last bin. Mean and maximum are
-# exact always.
-STALENESS_BINS = 1 << 14
-
-# Each worker's own staleness is counted in fewer bins, of which these are the lower edges: exactly
-# below 64, then four to a doubling. A thousand workers take 0.8 MB, and not 131.
-WORKER_EDGES = np.array(
-    [*range(64), *((4 + q) << (k - 2) for k in range(6, 14) for q in range(4))], np.int64
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerLedger:
-    """Messages and steps of one worker, as its shard counted them."""
-
-    steps: int
-    """Mini-batches in the messages applied."""
-    sent: int
-    """Messages sent, repeats included."""
-    applied: int
-    """Messages applied, each exactly once."""
-    repeated: int
-    """Messages refused because they had been applied before."""
-    replaced: int
-    """Messages refused because their sender counted as lost: others do its mini-batches."""
-    failed: int
-    """Messages refused because a step of theirs raised an error, which ended training."""
-    staleness_mean: float
-    staleness_max: int
-
-    @property
-    def refused(self) -> int:
-        """Messages not applied, for any of the three reasons."""
-        return self.repeated + self.replaced + self.failed
-
-    @property
-    def in_flight(self) -> int:
-        """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardLedger:
-    """Where every message to one shard went: `sent == applied + refused + in_flight`.
-
-    A message that arrives twice counts twice in `sent`, once in `applied` and once in `refused`.
-    """
-
-    workers: tuple[WorkerLedger, ...]
-
-    @property
-    def sent(self) -> int:
-        """Messages sent by all workers, repeats included."""
-        return sum(w.sent for w in self.workers)
-
-    @property
-    def applied(self) -> int:
-        """Messages applied, each exactly once."""
-        return sum(w.applied for w in self.workers)
-
-    @property
-    def refused(self) -> int:
-        """Messages not applied; `reasons` says why."""
-        return sum(w.refused for w in self.workers)
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Messages refused, by reason: `"repeated"`, `"replaced"`, `"failed"`."""
-        return {name: sum(getattr(w, name) for w in self.workers) for name in REASONS}
-
-    @property
-    def in_flight(self) -> int:
-        """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused
-
-
-@dataclasses.dataclass(frozen=True)
-class Ledger(ShardLedger):
-    """The first shard's ledger, and that of every shard in `shards`.
-
-    A push sends one message to every shard. They count the same, except while a push that a
-    worker's death cut off between two shards is being completed.
-    """
-
-    shards: tuple[ShardLedger, ...]
-
-    @property
-    def cut_off(self) -> int:
-        """Pushes that some shards applied and others not yet, because their worker died."""
-        applied = [[w.applied for w in shard.workers] for shard in self.shards]
-        return sum(max(column) - min(column) for column in zip(*applied, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Staleness:
-    """Staleness of all applied messages, in updates; NaN where nothing was applied yet."""
-
-    count: int
-    mean: float
-    p50: float
-    p99: float
-    max: float
-
-    def __str__(self) -> str:
-        return (
-            f"mean {self.mean:.2f}, p50 {self.p50:g}, p99 {self.p99:g}, max {self.max:g} "
-            f"over {self.count} messages"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Books:
-    """What a shard had counted at one moment, or between two."""
-
-    version: int
-    rows: np.ndarray
-    """`[workers, 9]`, as the shard keeps them; the maximum is that since training began."""
-    bins: np.ndarray
-    """`[STALENESS_BINS]`: messages of each staleness."""
-    worker_bins: np.ndarray
-    """`[workers, len(WORKER_EDGES)]`: messages of each worker in each of its bins."""
-
-    @property
-    def applied(self) -> np.ndarray:
-        """Messages applied, of each worker."""
-        return self.rows[:, _APPLIED]
-
-    @property
-    def refused(self) -> np.ndarray:
-        """Messages refused, of each worker."""
-        return self.rows[:, [_REPEATED, _REPLACED, _FAILED]].sum(1)
-
-    @property
-    def numbered(self) -> np.ndarray:
-        """Messages that had a number of their own, of each worker: applied, or failed."""
-        return self.rows[:, _APPLIED] + self.rows[:, _FAILED]
-
-    @property
-    def steps(self) -> np.ndarray:
-        """Mini-batches in messages applied, of each worker."""
-        return self.rows[:, _STEPS]
-
-    @property
-    def staleness_sums(self) -> np.ndarray:
-        """The sum of the staleness of all messages applied, of each worker."""
-        return self.rows[:, _TAU_SUM]
-
-    def since(self, before: Books) -> Books:
-        """What was counted from `before` on."""
-        rows = self.rows - before.rows
-        rows[:, _TAU_MAX] = self.rows[:, _TAU_MAX]
-        return Books(
-            self.version - before.version,
-            rows,
-            self.bins - before.bins,
-            self.worker_bins - before.worker_bins,
-        )
-
-    def staleness(self) -> Staleness:
-        """Summary over all workers."""
-        count = int(self.bins.sum())
-        if not count:
-            return Staleness(0, *[float("nan")] * 4)
-        below = np.cumsum(self.bins)
-        largest = int(np.flatnonzero(self.bins)[-1])
-        if largest == STALENESS_BINS - 1:
-            largest = int(self.rows[:, _TAU_MAX].max())
-
-        def percentile(share: float) -> float:
-            return float(np.searchsorted(below, share * count))
-
-        return Staleness(
-            count=count,
-            mean=float(self.staleness_sums.sum()) / count,
-            p50=percentile(0.5),
-            p99=percentile(0.99),
-            max=float(largest),
-        )
 
 
 class Shard:
@@ -221,8 +53,10 @@ class Shard:
         num_workers: number of workers that may send.
         device: where the shard is.
         schedule_step: the shard's own count.
-        locked_in_graph: whether functions of several processes act on the shard, so that the lock
-            must be an operation on the shard's device; else whoever calls holds a lock.
+        remote: whether functions of several processes act on the shard, so that the lock must be an
+            operation on the shard's device; else whoever calls holds a lock.
+        lock_free: whether messages are applied without a lock. Then the lock is an operation in any
+            case, for their admission and for counting them, and who calls need not hold one.
     """
 
     def __init__(
@@ -231,15 +65,18 @@ class Shard:
         num_workers: int,
         device: str | None,
         schedule_step: tf.Variable,
-        locked_in_graph: bool = False,
+        remote: bool = False,
+        lock_free: bool = False,
     ):
+        self.remote = remote
+        self.lock_free = lock_free
         self.index = index
         self.num_workers = num_workers
         self.device = device
         self.schedule_step = schedule_step
         self.version = _tf.make_variable(tf.zeros([], tf.int64), device=device, name="version")
         self._books = _tf.make_variable(
-            tf.zeros([num_workers, _ROW], tf.int64), device=device, name="books"
+            tf.zeros([num_workers, COLUMNS], tf.int64), device=device, name="books"
         )
         # The shard's bins, then every worker's: one operation counts a message in both.
         self._bins = _tf.make_variable(
@@ -248,7 +85,7 @@ class Shard:
             name="staleness",
         )
         self._mutex = None
-        if locked_in_graph:
+        if remote or lock_free:
             with tf.init_scope(), tf.device(device):
                 self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
 
@@ -259,9 +96,17 @@ class Shard:
 
     # -- traced -----------------------------------------------------------------------------
 
+    def call(self, concrete: Any, *args: Any) -> Any:
+        """Calls, while another function is traced, one that runs on this shard.
+
+        All of it is there, its beginning and its end, too, or they would be told of by messages.
+        """
+        with tf.device(self.device) if self.remote else contextlib.nullcontext():
+            return concrete(*args)
+
     def bundle(self, tensors: Sequence[tf.Tensor]) -> Bundle:
         """How tensors travel between this shard and a worker."""
-        return Bundle.of(tensors) if self._mutex is not None else Bundle(len(tensors), ())
+        return Bundle.of(tensors) if self.remote else Bundle(len(tensors), ())
 
     def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:
         """Traces `body(arrived)` on the shard's device, under its lock.
@@ -288,41 +133,96 @@ class Shard:
             return result
 
     def receive(
-        self, header: tf.Tensor, apply: Callable[[tf.Tensor], tf.Tensor | bool]
+        self,
+        parcel: Sequence[tf.Tensor],
+        unpack: Callable[[Sequence[tf.Tensor]], Any],
+        apply: Callable[[Any, tf.Tensor], tf.Tensor | bool],
     ) -> tf.Tensor:
-        """Traces the acceptance of one message: `apply(staleness)` runs if it is fresh.
+        """Traces the acceptance of a message: `apply(content, staleness)` runs if it is fresh.
 
-        Returns whether it was applied. Must be traced into a function that runs under the lock.
+        `unpack(parcel)` gives the content, which begins with the header. Returns whether the
+        message was applied.
         """
-        worker, incarnation, sequence, version, steps = tf.unstack(header, 5)
-        row = tf.gather(self._books, worker)
-        here, last, *_ = tf.unstack(row, _ROW)
-        current = tf.equal(incarnation, here)
-        fresh = tf.logical_and(current, sequence > last)
+        if self.lock_free:
+            return self._receive_lock_free(parcel, unpack, apply)
 
-        def accept() -> tf.Tensor:
-            tau = self.version.read_value() - version
-            changed = apply(tau)
-            self.count_version(changed)
-            self.schedule_step.assign_add(steps, read_value=False)
-            self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
-            # Few operations, whatever the number of columns: this is done for every message.
-            largest = _row({_SEQUENCE: sequence, _TAU_MAX: tau}, tf.int64.min)
-            return tf.maximum(row, largest) + _row({_APPLIED: 1, _STEPS: steps, _TAU_SUM: tau}, 0)
+        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+            content = unpack(arrived)
+            header = content[0]
+            row, fresh = self._judged(header)
 
-        def refuse() -> tf.Tensor:
-            withdrawn = tf.equal(incarnation, WITHDRAWN)
-            reason = tf.where(withdrawn, _FAILED, tf.where(current, _REPEATED, _REPLACED))
-            return row + tf.one_hot(reason, _ROW, dtype=tf.int64)
+            def accept() -> tf.Tensor:
+                tau = self._staleness(header)
+                return self._counted(header, row, tau, apply(content, tau))
 
-        self._books.scatter_update(
-            tf.IndexedSlices(tf.cond(fresh, accept, refuse)[None], worker[None])
-        )
-        return fresh
+            self._write(header, tf.cond(fresh, accept, lambda: _refused(header, row)))
+            return fresh
+
+        return self.locked(parcel, body)
+
+    def _receive_lock_free(
+        self,
+        parcel: Sequence[tf.Tensor],
+        unpack: Callable[[Sequence[tf.Tensor]], Any],
+        apply: Callable[[Any, tf.Tensor], tf.Tensor | bool],
+    ) -> tf.Tensor:
+        """Admission under the lock, then the application without it, then the count under it."""
+
+        def admit(arrived: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            header = unpack(arrived)[0]
+            row, fresh = self._judged(header)
+            taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
+            self._write(header, tf.where(fresh, taken, _refused(header, row)))
+            return fresh, self._staleness(header)
+
+        def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+            header, tau, fresh, changed = arrived
+            row = self._judged(header)[0]
+
+            def counted() -> tf.Tensor:
+                return self._counted(header, row, tau, changed)
+
+            self._write(header, tf.cond(fresh, counted, lambda: row))
+            return fresh
+
+        with tf.device(self.device):
+            parcel = [tf.identity(tensor) for tensor in parcel]
+            content = unpack(parcel)
+            fresh, tau = self.locked(parcel, admit)
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
+            changed = tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
+            applied = graph.get_operations()[before:]
+            with tf.control_dependencies([op for op in applied if op.type != "Placeholder"]):
+                changed = tf.identity(changed)
+            return self.locked([content[0], tau, fresh, changed], count)
+
+    def _judged(self, header: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """(the sender's row in the books, whether its message is to be applied)."""
+        row = tf.gather(self._books, header[0])
+        return row, tf.logical_and(_is_current(header, row), header[2] > row[SEQUENCE])
+
+    def _staleness(self, header: tf.Tensor) -> tf.Tensor:
+        return self.version.read_value() - header[3]
+
+    def _counted(
+        self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor, changed: tf.Tensor | bool
+    ) -> tf.Tensor:
+        """Counts a message that was applied; gives its sender's row after it."""
+        worker, _, sequence, _, steps = tf.unstack(header, 5)
+        self.count_version(changed)
+        self.schedule_step.assign_add(steps, read_value=False)
+        self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
+        # Few operations, whatever the number of columns: this is done for every message.
+        largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
+        return tf.maximum(row, largest) + _row({APPLIED: 1, STEPS: steps, TAU_SUM: tau}, 0)
+
+    def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
+        self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
 
     def last_message(self, worker: tf.Tensor) -> tf.Tensor:
         """Traces the number of the last message applied from `worker`."""
-        return tf.gather(self._books, worker)[_SEQUENCE]
+        return tf.gather(self._books, worker)[SEQUENCE]
 
     def count_version(self, changed: tf.Tensor | bool) -> None:
         """Traces that there is a new version, if the weights were changed."""
@@ -341,7 +241,7 @@ class Shard:
             row = tf.gather(self._books, worker)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
             self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
-            return row[_SEQUENCE]
+            return row[SEQUENCE]
 
         return tf.function(
             lambda worker, incarnation: self.locked([worker, incarnation], body),
@@ -358,29 +258,29 @@ class Shard:
         """
         workers = []
         for m, row in enumerate(self._books.numpy()):
-            applied = int(row[_APPLIED])
-            repeated, replaced, failed = (int(row[i]) for i in (_REPEATED, _REPLACED, _FAILED))
+            applied = int(row[APPLIED])
+            repeated, replaced, failed = (int(row[i]) for i in (REPEATED, REPLACED, FAILED))
             sent = applied + repeated + replaced + failed  # counted before the sender knew
             if sequences is not None:
                 # A message of a worker that was replaced had a number that was given again.
                 sent = max(sent, sequences[m] + repeated + replaced)
             workers.append(
                 WorkerLedger(
-                    steps=int(row[_STEPS]),
+                    steps=int(row[STEPS]),
                     sent=sent,
                     applied=applied,
                     repeated=repeated,
                     replaced=replaced,
                     failed=failed,
-                    staleness_mean=float(row[_TAU_SUM]) / applied if applied else float("nan"),
-                    staleness_max=int(row[_TAU_MAX]),
+                    staleness_mean=float(row[TAU_SUM]) / applied if applied else float("nan"),
+                    staleness_max=int(row[TAU_MAX]),
                 )
             )
         return ShardLedger(tuple(workers))
 
     def steps_done(self) -> int:
         """Mini-batches in all messages applied."""
-        return int(self._books.numpy()[:, _STEPS].sum())
+        return int(self._books.numpy()[:, STEPS].sum())
 
     def books(self) -> Books:
         """All counts at one moment.
@@ -425,14 +325,26 @@ class Shard:
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
         books = np.array(state["books"])
-        books[:, _INCARNATION] = incarnations
+        books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
 
 
+def _is_current(header: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+    return tf.equal(header[1], row[INCARNATION])
+
+
+def _refused(header: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
+    """The sender's row after its message was refused."""
+    withdrawn = tf.equal(header[1], WITHDRAWN)
+    replaced_or_repeated = tf.where(_is_current(header, row), REPEATED, REPLACED)
+    reason = tf.where(withdrawn, FAILED, replaced_or_repeated)
+    return row + tf.one_hot(reason, COLUMNS, dtype=tf.int64)
+
+
 def _row(columns: Mapping[int, Any], others: int) -> tf.Tensor:
     """A row of the books with these columns."""
-    return tf.stack([tf.cast(columns.get(i, others), tf.int64) for i in range(_ROW)])
+    return tf.stack([tf.cast(columns.get(i, others), tf.int64) for i in range(COLUMNS)])
 
 
 def _places(worker: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:

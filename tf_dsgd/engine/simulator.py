@@ -10,94 +10,147 @@ One worker's round, from time t, with network latency L and compute time C per m
 A round without a fetch saves the first L, one without a push the last. Turns at the same instant
 run in the order in which they were put on the clock; a drain brings all workers to one instant,
 from which they go on in the order of their numbers.
+
+Who does what next is the scheduler's, as on a cluster: the very same objects decide what becomes of
+a lost worker's mini-batches, of a message that some shards lack, and of a straggler's lease.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.delays import Delay
-from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
+from tf_dsgd.engine import simulated_state
+from tf_dsgd.engine.base import Engine, nothing_to_explain, steps_tensor
+from tf_dsgd.engine.faults import Faults, FaultScript, InParts
 from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.schedule import BatchQueues
+from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.snapshot import Snapshot
-from tf_dsgd.engine.state import Store
+from tf_dsgd.engine.sources import Queue
+from tf_dsgd.engine.state import Store, named
+from tf_dsgd.engine.virtual_clock import Turn, VirtualClock
+from tf_dsgd.engine.work import Next, Source, What
+from tf_dsgd.membership.lease import Lease, LeaseState
+from tf_dsgd.membership.task import Task
 
-_WORD = (1 << 64) - 1
 
+class Delay(Protocol):
+    """Virtual seconds, one number after another (`tf_dsgd.simulation.delays`)."""
 
-class _Turn(NamedTuple):
-    time: float
-    order: int  # no two turns have the same, so that comparing goes no further
-    worker: WorkerState
-    message: Any = None
-    """(header, message) about to arrive; None where the worker is about to begin a round."""
+    def draw(self, random: np.random.Generator, now: float) -> float: ...
 
 
 class SimulatorEngine(Engine):
-    """Deterministic asynchrony in one thread."""
+    """Deterministic asynchrony in one thread, with deterministic faults.
 
-    can_record = True
+    Args:
+        store: what workers own.
+        scheduler: who does what next.
+        compute: virtual seconds of a mini-batch, for each worker.
+        network: virtual seconds of a message, for each worker.
+        seed: of these.
+        faults: what befalls workers and shards; None where nothing does, nor can.
+    """
+
     virtual_clock = True
 
     def __init__(
         self,
         store: Store,
-        exchange: ExchangeRule,
+        scheduler: Scheduler,
         compute: Sequence[Delay],
         network: Sequence[Delay],
         seed: int,
+        faults: FaultScript | None,
     ):
-        super().__init__(store, exchange)
+        super().__init__(store, scheduler)
         self._compute = compute
         self._network = network
         self._random = [
             np.random.default_rng(np.random.SeedSequence([seed, m]))
             for m in range(store.num_workers)
         ]
-        self.now = 0.0
-        """Virtual seconds since the strategy was made."""
-        self._order = itertools.count()
-        self._turns: list[_Turn] = []
-        self._blocked: list[WorkerState] = []
-        self._idle = list(self.workers)
-        self._available = 0
+        self._faults = None if faults is None else Faults(self, faults)
+        self.turns = VirtualClock()
+        """What is still to happen."""
+        self._blocked: list[Task] = []
+        self._idle = list(self.tasks)
         self._arrived: Any = None
-        """(header, message) that came to the shard, which takes it in before anything else."""
+        """What came to the shard, which takes it in before anything else."""
+        self._queues = BatchQueues(store.num_workers)
         self._counts: dict[int, Any] = {}
+
+    @property
+    def can_record(self) -> bool:
+        return self._faults is None
+
+    @property
+    def struck(self) -> list[tuple[float, Any]]:
+        """The faults that have happened so far, and when."""
+        return [] if self._faults is None else self._faults.script.struck
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the strategy was made."""
+        return self.turns.now
 
     def clock(self) -> float:
         return self.now
 
     def state(self) -> dict[str, np.ndarray]:
-        words = []
-        for random in self._random:
-            drawn = random.bit_generator.state
-            numbers = drawn["state"]["state"], drawn["state"]["inc"]
-            halves = [part for n in numbers for part in (n >> 64, n & _WORD)]
-            words.append([*halves, drawn["has_uint32"], drawn["uinteger"]])
-        return {"virtual_seconds": np.array(self.now), "delays": np.array(words, np.uint64)}
+        state = {
+            "virtual_seconds": np.array(self.now),
+            "delays": simulated_state.random_state(self._random),
+        }
+        if self._faults is not None:
+            state["late_work"] = simulated_state.late_work(self.tasks, self.turns.turns)
+        return state
+
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Anything can be set: what another engine wrote has nothing of this one's."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         if not {"delays", "virtual_seconds"} <= state.keys():
             return  # of a run that was not simulated
-        self.now = float(state["virtual_seconds"])
-        for random, words in zip(self._random, state["delays"].tolist(), strict=True):
-            a, b, c, d, has, uinteger = words
-            random.bit_generator.state = {
-                **random.bit_generator.state,
-                "state": {"state": a << 64 | b, "inc": c << 64 | d},
-                "has_uint32": has,
-                "uinteger": uinteger,
-            }
+        self.turns.now = float(state["virtual_seconds"])
+        simulated_state.restore_random_state(self._random, state["delays"])
+        if self._faults is not None and "late_work" in state:
+            for task, time in simulated_state.restore_late_work(self.scheduler, state["late_work"]):
+                self._idle.remove(task)
+                self.turns.put(time, task)
+
+    def quiesce(self) -> None:
+        for turn in sorted(self.turns.turns):
+            self._refuse(turn.task, turn.message)
+        self.turns.turns = []
+        self._idle = list(self.scheduler.present)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        self.take_in()
+        yield
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        return nothing_to_explain()
+
+    def _source(self, stream: Any) -> Source | None:
+        if self._faults is None:
+            return None  # workers' own functions take from the queue
+        return Queue(stream.queue, contextlib.nullcontext, stacked=False)
+
+    def _at_rest(self, task: Task, action: Callable[[], Any]) -> None:
+        action()
+
+    def snapshot(self) -> Snapshot:
+        self.take_in()
+        return self.counted()
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
@@ -105,183 +158,343 @@ class SimulatorEngine(Engine):
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
-        self._available += 1
-        for worker in self._idle:
-            self._put(self.now, worker)
+        self.scheduler.available += 1
+        for task in self._idle:
+            self.turns.put(self.now, task)
         self._idle = []
-        self._advance(flushing=False)
+        self._advance()
+
+    def await_begun(self, program: Program) -> None:
+        """A round is computed when it begins."""
 
     def settle(self) -> None:
         if self._program is None:
             return
-        self._wake()
-        self._advance(flushing=True)
-        self._take_in()
-        self._idle.sort(key=lambda worker: worker.index)  # whatever came before
+        self.wake()
+        self.scheduler.draining = True
+        try:
+            self._advance()
+        finally:
+            self.scheduler.draining = False
+        self.take_in()
+        self._idle.sort(key=lambda task: task.index)  # whatever came before
         self._come_to_rest()
 
-    def _take_in(self) -> None:
-        """The shard takes the message that came last, if it has not."""
-        message, self._arrived = self._arrived, None
-        if message is not None:
-            self._deliver(message)
+    # -- the clock --------------------------------------------------------------------------
 
-    def _deliver(self, message: Any) -> None:
-        """The shard takes a message in."""
-        self.program.deliver(*message)
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        self._take_in()
-        yield
-
-    def snapshot(self) -> Snapshot:
-        self._take_in()
-        return super().snapshot()
-
-    def _put(self, time: float, worker: WorkerState, message: Any = None) -> None:
-        heapq.heappush(self._turns, _Turn(time, next(self._order), worker, message))
-
-    def _advance(self, flushing: bool) -> None:
+    def _advance(self) -> None:
         """Takes turns until one needs a batch that was not handed out yet."""
-        worker = None
+        self._take_turns()
+        while self._faults is not None and not self.turns.turns and self._is_stuck():
+            self._faults.check_somebody_comes_back()
+            self.turns.take_event()
+            self._take_turns()
+
+    def _take_turns(self) -> None:
+        task = None
         try:
             with held_back() as let_interrupts_through:
-                while self._turns:
-                    worker = self._turns[0].worker
-                    taken = self._next_turn(flushing)
-                    worker = None
+                while self.turns.turns:
+                    task = self.turns.turns[0].task
+                    taken = self._next_turn()
+                    task = None
                     if not taken:
                         break
                     let_interrupts_through()
-                if flushing and self._available and not self._turns:
-                    self._nobody_has_a_turn()
+                left = self.scheduler.draining and self.scheduler.available
+                if left and not self.turns.turns and not self.turns.events:
+                    if self.scheduler.present:
+                        raise self.nobody_begins()
         except BaseException as error:
-            self._take_in()
-            turns, self._turns = sorted(self._turns), []
-            self._available, self._blocked, self._idle = 0, [], list(self.workers)
-            for turn in turns:
-                if turn.message is not None:
-                    self._deliver(turn.message)
-            if worker is not None:
-                error.add_note(f"Raised on worker {worker.index}.")
-            self._discard(None if worker is None else worker.index)
+            if task is not None:
+                error.add_note(f"Raised on worker {task.index}.")
+            self._give_up(None if task is None else task.index)
             raise
 
-    def _nobody_has_a_turn(self) -> None:
-        """Called at a drain where batches are left and all workers are blocked."""
-        raise self._nobody_begins(self._blocked)
+    def _give_up(self, failed: int | None) -> None:
+        """After an error: what is under way arrives, and what is left is dropped."""
+        self.take_in()
+        for turn in sorted(self.turns.turns):
+            if turn.lease is not None:
+                self.deliver(turn.message)
+                self.scheduler.counted(turn.task, turn.lease, self.now)
+        self.turns.turns, self._blocked = [], []
+        self._queues = BatchQueues(self.num_workers)
+        if self._faults is not None:
+            self._faults.script.with_message.clear()
+        self._discard(failed)
+        self._idle = list(self.scheduler.present)
 
-    def _next_turn(self, flushing: bool) -> bool:
+    def _is_stuck(self) -> bool:
+        """Whether only an event can let anybody go on."""
+        scheduler = self.scheduler
+        left = scheduler.available or scheduler.orphans
+        waits = left and (scheduler.draining or not scheduler.present)
+        return bool(waits) or any(t.running is not None for t in self.tasks)
+
+    def _waits_in_vain(self) -> bool:
+        """Whether nobody is left but workers whose message another has sent."""
+        return not self.scheduler.unfinished and all(
+            t.task.owes is not None for t in self.turns.turns
+        )
+
+    # -- turns ------------------------------------------------------------------------------
+
+    def _next_turn(self) -> bool:
         """Takes the earliest turn; False if it needs a batch that was not handed out yet."""
-        turn = self._turns[0]
-        worker = turn.worker
-        steps = 0 if turn.message is not None else self._can_take(worker, flushing)
-        waits = turn.message is None and not steps
-        if waits and not flushing and self._may_begin(worker):
+        turn, scheduler = self.turns.turns[0], self.scheduler
+        if self._faults is not None and scheduler.draining and self._waits_in_vain():
             return False
-        heapq.heappop(self._turns)
-        self.now = turn.time
-        if turn.message is not None:
+        if self.turns.is_event_next():
+            self.turns.take_event()
+            return True
+        task = turn.task
+        if turn.lease is not None:
+            self.turns.take_turn()
             self._arrive(turn)
-        elif steps:
-            self._round(worker, steps)
+            return True
+        scheduler.ends(task)
+        errand = scheduler.errand(task, None)
+        if errand is not None:
+            self.turns.take_turn()
+            self._do(task, errand)
+            return True
+        may_begin = scheduler.may_begin(task)
+        steps = scheduler.round_steps(task) if may_begin else 0
+        must_send = task.is_shared and task.open is not None
+        if may_begin and not steps and not scheduler.draining and not must_send:
+            return False
+        self.turns.take_turn()
+        if steps:
+            self._round(task, steps)
+        elif must_send:
+            self._send(task, self.now)
         else:
-            self._rest(worker, flushing)
+            self._rest(task)
         return True
 
-    def _can_take(self, worker: WorkerState, flushing: bool) -> int:
-        """How many batches the worker takes if it begins a round now."""
-        if not self._may_begin(worker):
-            return 0
-        return self._round_steps(worker, self._available, flushing)
+    def _do(self, task: Task, errand: Next) -> None:
+        """What a worker does besides its own mini-batches."""
+        if errand.what is What.SEND_REFUSED:
+            self.take_in()
+            self._refuse(task, self.program.collect[task.index]())
+            self.watches[task.index].enter("wait", at=self.now)
+            self.turns.put(self.now, task)
+            self.wake()
+        elif errand.lease is not None and errand.what is What.COMPLETE:
+            self._complete(task, errand.lease)
+        elif errand.lease is not None:
+            self._back_up(task, errand.lease)
 
-    def _rest(self, worker: WorkerState, flushing: bool) -> None:
+    def _rest(self, task: Task) -> None:
         """The worker waits for others, or, at a drain, sends what it has and is done."""
-        if flushing and not self._available:
-            if worker.unsent:
-                self._send(worker, self.now)
-            else:
-                self._idle.append(worker)
-            return
-        self._blocked.append(worker)
+        if self.scheduler.draining and not self.scheduler.available:
+            if task.open is not None:
+                self._send(task, self.now)
+                return
+            self._idle.append(task)
+        else:
+            self._blocked.append(task)
+        self.scheduler.waits(task, self.now)
+        self._watch(task)
 
-    def _wake(self) -> None:
-        for worker in sorted(self._blocked, key=lambda w: w.index):
-            self._put(self.now, worker)
+    def wake(self) -> None:
+        for task in sorted(self._blocked, key=lambda t: t.index):
+            self.turns.put(self.now, task)
         self._blocked = []
 
-    def _round(self, worker: WorkerState, steps: int) -> None:
-        m, fetches = worker.index, worker.fetch_next
-        self._available -= steps
-        self._taken(worker, steps)
-        queue = self._batches(m, steps)
-        worker.fetch_next = self.exchange.fetch_due(worker.step)
-        sends = self.exchange.push_due(worker.step)
+    def _round(self, task: Task, steps: int) -> None:
+        fault = None if self._faults is None else self._faults.due(task, steps)
+        if self._faults is not None and fault is not None and fault.phase == "fetch":
+            self.turns.put(self.now, task)
+            self._faults.strike(task, fault)
+            return
+        m, fetches, exchange = task.index, task.fetch_next, self.scheduler.exchange
+        lease = self.scheduler.taken(task, steps)
+        self.scheduler.begins(task, self.now)
+        queue = self._batches(lease, steps)
+        task.fetch_next = exchange.fetch_due(task.step)
+        sends = exchange.push_due(task.step)
         version, *message = self._work(m, fetches, sends, steps, queue)
         if self.recorder is not None:
             if fetches:
                 self.recorder.note(m, "fetch", version)
             self.recorder.stepped(m, steps)
-        time = self._computed(worker, fetches, steps)
+        time = self._computed(task, fetches, steps)
         if sends:
-            self._sent(worker, time, message)
+            self._sent(task, time, message)
         else:
-            worker.watch.enter("wait", at=time)
-            self._put(time, worker)
+            self.watches[m].enter("wait", at=time)
+            self.turns.put(time, task)
+        for each in [*self._blocked, *self._idle]:
+            self._watch(each)
+        if self._faults is not None and fault is not None:
+            self._faults.after_round(task, fault)
 
-    def _batches(self, worker: int, steps: int) -> Any:
-        """The queue from which the worker takes its next mini-batches."""
+    def _batches(self, lease: Lease, steps: int) -> Any:
+        """The queue from which a worker takes its next mini-batches."""
+        if self._faults is not None:
+            return self._queued(lease.owner, lease.parts[-1])
         if self.recorder is None:
             return self._stream.queue
-        self.recorder.take(worker, steps, self._stream.queue)
-        return self.recorder.queues.of(worker)
+        self.recorder.take(lease.owner, steps, self._stream.queue)
+        return self.recorder.queues.of(lease.owner)
+
+    def _queued(self, worker: int, batches: Iterable[Any]) -> tf.Tensor:
+        queue = self._queues.of(worker)
+        for batch in batches:
+            tf.raw_ops.QueueEnqueueV2(handle=queue, components=[batch])
+        return queue
 
     def _work(self, m: int, fetches: bool, sends: bool, steps: int, queue: Any) -> Any:
-        """Takes in what arrived, fetches, does local steps, collects what is sent: in one call."""
+        """Takes in what arrived, fetches, does local steps, collects what is sent."""
+        program, count = self.program, self._count(steps)
+        if self._faults is not None:
+            # By calls of their own: nothing can be traced once variables of lost workers are gone.
+            self.take_in()
+            version = program.fetch[m]() if fetches else None
+            program.work[m](count, queue)
+            return version, *(program.collect[m]() if sends else ())
         if self._arrived is None:
-            return self.program.turn(fetches, sends)[m](self._count(steps), queue)
+            return program.turn(fetches, sends)[m](count, queue)
         message = tf.nest.flatten(self._arrived, expand_composites=True)
         self._arrived = None
-        turn = self.program.turn(fetches, sends, arrived=True)[m]
-        return turn(self._count(steps), queue, *message)
+        return program.turn(fetches, sends, arrived=True)[m](count, queue, *message)
 
     def _count(self, steps: int) -> Any:
         if steps not in self._counts:
             self._counts[steps] = steps_tensor(steps)
         return self._counts[steps]
 
-    def _computed(self, worker: WorkerState, fetches: bool, steps: int) -> float:
+    def _computed(self, task: Task, fetches: bool, steps: int) -> float:
         """When a round that begins now has computed its mini-batches."""
-        m = worker.index
+        m, watch = task.index, self.watches[task.index]
         random, time, spent = self._random[m], self.now, 0.0
         if fetches:
-            worker.watch.enter("fetch", at=time)
+            watch.enter("fetch", at=time)
             time += self._network[m].draw(random, time)
-        worker.watch.enter("compute", at=time)
+        watch.enter("compute", at=time)
         for _ in range(steps):
             spent += self._compute[m].draw(random, time + spent)
         return time + spent
 
-    def _note(self, worker: int, action: str, version: Any = None) -> None:
-        if self.recorder is not None:
-            self.recorder.note(worker, action, version)
+    def _send(self, task: Task, time: float) -> None:
+        self.scheduler.begins(task, time)
+        self._sent(task, time, self.program.collect[task.index]())
 
-    def _send(self, worker: WorkerState, time: float) -> None:
-        self._sent(worker, time, self.program.collect[worker.index]())
+    def _sent(self, task: Task, time: float, message: Any) -> None:
+        m = task.index
+        self.watches[m].enter("push", at=time)
+        lease = self.scheduler.collected(task, message)
+        self.turns.put(time + self._network[m].draw(self._random[m], time), task, lease, message)
 
-    def _sent(self, worker: WorkerState, time: float, message: Any) -> None:
-        m = worker.index
-        worker.watch.enter("push", at=time)
-        worker.unsent = 0
-        self._put(time + self._network[m].draw(self._random[m], time), worker, message)
+    # -- messages ---------------------------------------------------------------------------
 
-    def _arrive(self, turn: _Turn) -> None:
-        worker = turn.worker
-        worker.watch.enter("wait", at=turn.time)
-        self._take_in()
-        self._arrived = turn.message
-        self._note(worker.index, "push")
-        worker.clock += 1
-        self._put(self.now, worker)
-        self._wake()
+    def take_in(self) -> None:
+        """The shard takes the message that came last, if it has not."""
+        message, self._arrived = self._arrived, None
+        if message is not None:
+            self.deliver(message)
+
+    def deliver(self, message: Any) -> None:
+        """The shards take a message in, or those that lack it."""
+        if not isinstance(message, InParts):
+            self.program.deliver(*message)
+        elif message.shards:
+            self.program.deliver_to(message.shards)(*message.message)
+
+    def _arrive(self, turn: Turn) -> None:
+        task, lease, message = turn.task, turn.lease, turn.message
+        self.take_in()
+        if self._faults is not None and self._faults.cuts_off(turn):
+            return
+        self.watches[task.index].enter("wait", at=self.now)
+        if lease is None or lease.state is LeaseState.OVERTAKEN:
+            self._refuse(task, message)  # as far as it was not taken in before
+        elif isinstance(message, InParts):
+            self.deliver(message)
+            self.scheduler.counted(task, lease, self.now)
+        else:
+            self._arrived = message
+            self.note(task, "push")
+            self.scheduler.counted(task, lease, self.now)
+        self.scheduler.ends(task)
+        self.turns.put(self.now, task)
+        self.wake()
+
+    def _refuse(self, task: Task, message: Any) -> None:
+        """A worker that was overtaken has sent its message, which is refused."""
+        if message is None:
+            message = self.program.collect[task.index]()
+        self.deliver(message)
+        self.scheduler.caught_up(task)
+
+    def leave(self, task: Task) -> list[Any]:
+        """A worker is lost: it takes no more turns; gives its messages that were on their way."""
+        late = self.turns.drop(task)
+        self._blocked = [t for t in self._blocked if t is not task]
+        self.wake()
+        for idle in self._idle:
+            if idle is not task:
+                self.turns.put(self.now, idle)
+        self._idle = []
+        return late
+
+    # -- leases that others run -------------------------------------------------------------
+
+    def _complete(self, task: Task, lease: Lease) -> None:
+        """Computes a message again, and sends it, at once, as the one that was cut off."""
+        self.take_in()
+        message, computed = self._run(task, lease)
+        self.deliver(message)
+        self.scheduler.ran(task, lease)
+        self.turns.put(computed, task)
+
+    def _run(self, task: Task, lease: Lease) -> tuple[Any, float]:
+        """Another worker's message, after a fetch, and when it is computed."""
+        m, program = task.index, self.program
+        if program.algorithm.local.repeatable:
+            # What the server rule remembers is of whom the message is.
+            program.fetch_as[m](tf.constant(lease.owner, tf.int64))
+        else:
+            program.fetch[m]()
+        for part in lease.parts:
+            program.work[m](self._count(len(part)), self._queued(m, part))
+        heads, message = program.collect[m]()
+        name = tf.constant(lease.name, tf.int64)
+        return (named(heads, name), message), self._computed(task, True, lease.steps)
+
+    def _watch(self, task: Task) -> None:
+        """Has a worker that waits look again when what it waits for straggles."""
+        due = self.scheduler.backup_due(task) if self.scheduler.backs_up else None
+        if due is not None:
+            self.turns.after(due[0] - self.now, functools.partial(self._look, task))
+
+    def _look(self, task: Task) -> None:
+        """A worker has waited until now: it may compute a straggler's lease."""
+        waiting = self._blocked if task in self._blocked else self._idle
+        errand = self.scheduler.errand(task, self.now) if task in waiting else None
+        if errand is not None:
+            waiting.remove(task)
+            self._do(task, errand)
+
+    def _back_up(self, task: Task, lease: Lease) -> None:
+        m = task.index
+        self.take_in()
+        self.scheduler.begins(task, self.now)
+        message, computed = self._run(task, lease)
+        self.watches[m].enter("push", at=computed)
+        arrives = computed + self._network[m].draw(self._random[m], computed)
+        happens = functools.partial(self._has_backed_up, task, lease, message)
+        self.turns.after(arrives - self.now, happens)
+
+    def _has_backed_up(self, task: Task, lease: Lease, message: Any) -> None:
+        if task.running is not lease:
+            return  # it was lost, or an error has ended training
+        self.take_in()
+        self.deliver(message)
+        self.scheduler.ran(task, lease)
+        self.scheduler.ends(task)
+        self.watches[task.index].enter("wait", at=self.now)
+        self.turns.put(self.now, task)
+        self.wake()

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tf_dsgd.engine.shard import Books
+from tf_dsgd.engine.ledger import Books
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.aside import Aside
+from tf_dsgd.membership.task import Task
+from tf_dsgd.transport.aside import Aside
 
 # A worker's clock: four numbers, then, for each shard, the version that the unsent gradients began
 # with, then, for each shard, the version fetched last.
@@ -100,7 +101,7 @@ class Store:
     Args:
         worker_devices: where the workers are.
         num_shards: number of shards.
-        present: which workers are there; all if None.
+        tasks: the workers; if None they are all there, and made here.
         lost: called with a worker and the error that creating a variable there raised; tells
             whether the worker was lost, in which case the others go on.
         assemble: called when no worker is there; comes back when one is.
@@ -111,7 +112,7 @@ class Store:
         self,
         worker_devices: Sequence[str],
         num_shards: int = 1,
-        present: Sequence[bool] | None = None,
+        tasks: Sequence[Task] | None = None,
         lost: Callable[[int, tf.errors.OpError], bool] = lambda worker, error: False,
         assemble: Callable[[], None] = lambda: None,
         call: Callable[[int, Callable[[], Any]], Any] = lambda worker, action: action(),
@@ -121,8 +122,9 @@ class Store:
         self._call = call
         self.worker_devices = list(worker_devices)
         self.num_shards = num_shards
-        self.present = [True] * self.num_workers if present is None else list(present)
-        self.incarnations = [0] * self.num_workers
+        self.tasks = [Task(m) for m in range(self.num_workers)] if tasks is None else list(tasks)
+        self.present = [task.is_present for task in self.tasks]
+        """Whether each worker's variables are there."""
         self.may_be_late = False
         """Whether the engine lets a worker compute what another is late with."""
         self._last_sequences = [0] * self.num_workers
@@ -137,12 +139,17 @@ class Store:
 
     def _first_clock(self, worker: int) -> np.ndarray:
         clock = np.zeros([_FIXED + 2 * self.num_shards], np.int64)
-        clock[:3] = worker, self.incarnations[worker], self._last_sequences[worker]
+        clock[:3] = worker, self.tasks[worker].incarnation, self._last_sequences[worker]
         return clock
 
     @property
     def num_workers(self) -> int:
         return len(self.worker_devices)
+
+    @property
+    def incarnations(self) -> list[int]:
+        """Each worker's."""
+        return [task.incarnation for task in self.tasks]
 
     def replicate(
         self, value: Callable[[int], Any], *, dtype: Any = None, shape: Any = None, name: str
@@ -212,12 +219,11 @@ class Store:
         # TensorFlow frees each by a call to the worker, which may be there and not answer.
         Aside(dropped.clear, "tf_dsgd frees variables")
 
-    def renew(self, worker: int, incarnation: int, sequence: int) -> None:
+    def renew(self, worker: int, sequence: int) -> None:
         """Makes all variables of a worker that came, or came back, and binds its functions.
 
         Its messages are numbered from `sequence` + 1 on.
         """
-        self.incarnations[worker] = incarnation
         self._last_sequences[worker] = sequence
         self.present[worker] = True
         for replicated in self._all:

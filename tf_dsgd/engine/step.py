@@ -16,7 +16,13 @@ class Step(Protocol):
 
     function: Any
     """Concrete function: a batch to (outputs, gradients)."""
+    compiled: bool
+    """Whether XLA compiles it."""
     outputs: list[tf.TensorSpec]
+    metrics: list[Any]
+    """Variables of metrics of which `fit` shows the sum over workers; then there are no outputs."""
+    resets: Any
+    """A `Resets` that counts those of them; None where workers are in this process."""
     weights: list[Any]
     """Variables with `.primary`, `.shard` and `.on_workers()`, in the order of the gradients."""
     sparse: list[bool]
@@ -64,4 +70,7 @@ class Step(Protocol):
         """Other variables that a fetch copies."""
 
     def merged_state(self) -> list[Any]:
-        """Moving statistics and counts that workers change; `.averaged` tells which are means."""
+        """Moving statistics and counts that workers change.
+
+        `.momentum` is a moving statistic's, else None; `.averaged` tells which others are means.
+        """

@@ -1,83 +1,220 @@
-"""Workers as threads of this process, on its devices; the shard is the same memory.
+"""A thread for each worker, which does what the scheduler says; and the main thread, which waits.
 
-A worker's round is two calls: `work`, on copies of its own, and, under the shard's lock, a push
-together with the next fetch. Threads exist while there is work: a drain ends them.
+How a round is carried out is a `Rounds`': on this process's devices (`engine.local`) or on tasks of
+a cluster (`engine.remote`). Threads exist while there is work: a drain ends them.
 """
 
 from __future__ import annotations
 
+import abc
 import atexit
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import tensorflow as tf
+import numpy as np
 
-from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.engine.base import Engine, WorkerState, steps_tensor
+from tf_dsgd._tf_errors import in_short
+from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
-from tf_dsgd.engine.timing import moment
+from tf_dsgd.engine.work import Next, Source, What
+from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.lease import Lease
+from tf_dsgd.membership.task import Task
 
-# A worker thread without work for this long ends; the next batch starts it again.
-_IDLE_SECONDS = 30.0
-# How often a waiting main thread looks whether the workers are still alive.
-_LOOK_SECONDS = 1.0
-# For how long no worker may begin, with work left, until that is taken for a defect.
-_STALLED_SECONDS = 10.0
-# At exit, how long to wait for the rounds under way.
-_CLOSE_SECONDS = 5.0
+
+class Rounds(abc.ABC):
+    """How a worker's thread carries out what the scheduler says. Errors are the thread's."""
+
+    engine: ThreadsEngine
+    """Whose threads these are; set by it."""
+
+    @property
+    @abc.abstractmethod
+    def can_record(self) -> bool:
+        """Whether a recorder is kept informed."""
+
+    @abc.abstractmethod
+    def prepare(self, program: Program) -> None:
+        """Traces what will be called."""
+
+    @abc.abstractmethod
+    def source(self, stream: Any) -> Source | None:
+        """As `Engine._source`."""
+
+    @abc.abstractmethod
+    def scope(self, task: Task) -> contextlib.AbstractContextManager[Any]:
+        """Within, the worker's thread runs."""
+
+    @abc.abstractmethod
+    def round(self, task: Task, program: Program, steps: int) -> int:
+        """Computes mini-batches that a worker has taken; gives how many it has taken next."""
+
+    @abc.abstractmethod
+    def send(self, task: Task, program: Program) -> None:
+        """Sends what a worker has accrued, or what another has sent in its place."""
+
+    @abc.abstractmethod
+    def run(self, task: Task, program: Program, lease: Lease) -> None:
+        """Computes another worker's lease, and sends it in that one's name."""
+
+    @abc.abstractmethod
+    def call(self, task: Task, action: Callable[[], Any]) -> None:
+        """Does what calls a worker at rest; the worker may be lost by that."""
+
+    @abc.abstractmethod
+    def counted(self) -> Snapshot:
+        """What shards and workers have counted so far."""
+
+    @abc.abstractmethod
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        """As `Engine.explained`."""
+
+    @abc.abstractmethod
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        """As `Engine.tracing`."""
+
+    @abc.abstractmethod
+    def failed(self, task: Task, error: BaseException) -> BaseException | None:
+        """After a call failed: the error that ends training; None if only the worker was lost."""
+
+    @abc.abstractmethod
+    def granted(self, program: Program, stream: Any) -> None:
+        """Called in the main thread after a batch was handed out."""
+
+    @abc.abstractmethod
+    def show(self) -> None:
+        """Called in the main thread, for logs: shows what workers have reported."""
+
+    @abc.abstractmethod
+    def look(self) -> None:
+        """Looks after the workers; called by the main thread now and then while it waits."""
+
+    @abc.abstractmethod
+    def hasten(self, seconds: float) -> None:
+        """Called now and then while workers' last calls are waited for, for so long already."""
+
+    @abc.abstractmethod
+    def discarded(self) -> None:
+        """Called as an error ends training: what workers had to show is not shown."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends what runs beside the workers' threads."""
 
 
 class ThreadsEngine(Engine):
-    """Asynchronous workers on one machine."""
+    """Asynchronous workers, each with a thread of this process.
 
-    longest_call = 10
-    can_record = True
+    Args:
+        store: what workers own.
+        scheduler: who does what next.
+        rounds: how that is carried out.
+    """
 
-    def __init__(self, store: Store, exchange: ExchangeRule):
-        super().__init__(store, exchange)
-        self._lock = threading.Lock()  # the shard's
-        mutex = threading.Lock()  # guards all that follows, and the worker states
-        self._changed = threading.Condition(mutex)
+    def __init__(self, store: Store, scheduler: Scheduler, rounds: Rounds):
+        super().__init__(store, scheduler)
+        mutex = threading.Lock()
+        self.changed = threading.Condition(mutex)
+        """The lock of scheduler, tasks and leases, and of what follows."""
         self._idle = threading.Condition(mutex)
         """Workers wait here for batches; where there are many it would cost to wake all of them."""
-        self._bounded = not exchange.may_start(1 << 62, 0)
-        """Whether it depends on other workers who may begin."""
-        self._available = 0
-        self._busy: set[int] = set()
         self._waiting: set[int] = set()
-        """Workers whose threads wait for batches, or until their rule lets them begin."""
+        """Workers whose threads wait."""
         self._stalled: tuple[float, Any] | None = None
         """Since when, in this wait of the main thread, all have waited, and where they stood."""
-        self._flushing = False
         self._error: tuple[int | None, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
-        self._closing = False
+        self.rounds = rounds
+        rounds.engine = self
         atexit.register(_close, weakref.ref(self))
 
+    @property
+    def can_record(self) -> bool:
+        return self.rounds.can_record
+
+    @property
+    def stream(self) -> Any:
+        """Where batches come from now."""
+        return self._stream
+
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def check(self, state: Mapping[str, np.ndarray]) -> None:
+        """Anything can be set: there is nothing to set."""
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """There is nothing to set."""
+
+    def quiesce(self) -> None:
+        self.scheduler.draining = True  # or a thread that has nothing to do would wait for batches
+        try:
+            self.until(lambda: not self._threads)
+        finally:
+            self.scheduler.draining = False
+
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        return self.rounds.explained()
+
+    def tracing(self) -> contextlib.AbstractContextManager[None]:
+        return self.rounds.tracing()
+
+    def _source(self, stream: Any) -> Source | None:
+        return self.rounds.source(stream)
+
+    def _at_rest(self, task: Task, action: Callable[[], Any]) -> None:
+        self.rounds.call(task, action)
+
     def prepare(self, program: Program) -> None:
-        _ = program.work, program.push, program.exchange, program.fetch, program.flush
+        self.rounds.prepare(program)
+
+    def snapshot(self) -> Snapshot:
+        return self.rounds.counted()
+
+    # -- the main thread --------------------------------------------------------------------
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
-        with self._changed:
-            self._available += 1
-            portion = self._portion(self._longest_call)
-            if self._available % portion == 0:  # enough for one more worker to begin
-                self._start_threads()
-                if self._bounded or stream.pipelines is not None:
+        self.rounds.granted(program, stream)
+        scheduler = self.scheduler
+        with self.changed:
+            scheduler.available += 1
+            exchange = scheduler.exchange
+            most = min(exchange.push_every, exchange.fetch_every, scheduler.longest_call)
+            portion = scheduler.portion(most)
+            if scheduler.available % portion == 0:  # enough for one more worker to begin
+                self.start_threads()
+                if exchange.bounds_staleness or stream.pipelines is not None:
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
             room = 2 * self.num_workers * portion
-            if self._available <= room and self._error is None:
+            if scheduler.available <= room and self._error is None:
                 return
-        self._until(lambda: self._available <= room)
-        self._raise_error()
+        self.until(lambda: scheduler.available <= room)
+        self.raise_error()
+
+    def await_begun(self, program: Program) -> None:
+        if not program.running.begun:
+            scheduler, running = self.scheduler, program.running
+            scheduler.hurried = True
+            try:
+                # Nothing is under way after a checkpoint, where mini-batches are passed over.
+                self.until(lambda: running.begun or not (scheduler.unfinished or self.working()))
+            finally:
+                scheduler.hurried = False
+            self.raise_error()
+        self.rounds.show()
 
     def settle(self) -> None:
         if self._program is None:
@@ -87,258 +224,188 @@ class ThreadsEngine(Engine):
                 "A worker's step read a variable of the model from Python, which would wait for "
                 "itself. Read it in a callback instead."
             )
-        self._flushing = True
+        self.scheduler.draining = True
         try:
-            self._until(lambda: not (self._awaited() or self._unfinished()))
+            self.until(lambda: not (self._awaited() or self.scheduler.unfinished))
         finally:
-            self._flushing = False
-        self._raise_error()
+            self.scheduler.draining = False
+        self.raise_error()
         self._come_to_rest()
-
-    def snapshot(self) -> Snapshot:
-        with self._lock:  # between two messages
-            return super().snapshot()
-
-    def _until(self, condition: Callable[[], bool]) -> None:
-        """Waits in the main thread for `condition` or a worker's error; keeps workers going."""
-        self._stalled = None
-        while True:
-            with self._changed:
-                self._start_threads()
-                self._wake()
-                if self._changed.wait_for(
-                    lambda: self._error is not None or condition(), _LOOK_SECONDS
-                ):
-                    return
-                self._check_not_stalled()
-            self._look()
-
-    def _check_not_stalled(self) -> None:
-        """Ends a wait in which all workers wait for one another, which nothing else would end."""
-        if not self._unfinished() or not self._threads or self._threads.keys() - self._waiting:
-            self._stalled = None
-            return
-        now = time.monotonic()
-        standing = self._available, [(w.clock, w.unsent, self._limit(w)) for w in self.workers]
-        if self._stalled is None or self._stalled[1] != standing:
-            self._stalled = now, standing
-        elif now - self._stalled[0] > _STALLED_SECONDS:
-            self._stalled = None
-            stalled = self._nobody_begins([self.workers[m] for m in sorted(self._threads)])
-            self._error = self._error or (None, stalled)
-
-    def _look(self) -> None:
-        """Looks after the workers; called by the main thread while it waits."""
+        self.rounds.show()
 
     def _awaited(self) -> bool:
         """Whether there are workers whose threads a drain waits for."""
-        return bool(self._threads)
+        return any(self.scheduler.is_awaited(self.tasks[m]) for m in self._threads)
 
-    def _unfinished(self) -> bool:
-        return bool(self._available or any(w.unsent for w in self.workers))
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Waits in the main thread for `condition` or a worker's error; keeps workers going."""
+        self._stalled = None
+        while True:
+            with self.changed:
+                self.start_threads()
+                self.wake()
+                if self.changed.wait_for(
+                    lambda: self._error is not None or condition(), deadlines.LOOK_SECONDS
+                ):
+                    return
+                self._check_not_stalled()
+            self.rounds.look()
 
-    def _raise_error(self) -> None:
-        """Raises what a worker raised, once, when all of them have stopped."""
+    def _check_not_stalled(self) -> None:
+        """Ends a wait in which all workers wait for one another, which nothing else would end."""
+        scheduler = self.scheduler
+        if not scheduler.unfinished or not self._threads or self._threads.keys() - self._waiting:
+            self._stalled = None
+            return
+        now = time.monotonic()
+        standing = (
+            scheduler.available,
+            [(t.clock, t.unsent, scheduler.limit(t)) for t in self.tasks],
+        )
+        if self._stalled is None or self._stalled[1] != standing:
+            self._stalled = now, standing
+        elif now - self._stalled[0] > deadlines.STALLED_SECONDS:
+            self._stalled = None
+            self.fail(None, self.nobody_begins())
+
+    def working(self) -> set[int]:
+        """Workers whose threads are in a call for which others wait."""
+        busy = self._threads.keys() - self._waiting
+        return {m for m in busy if self.scheduler.is_awaited(self.tasks[m])}
+
+    def has_thread(self, task: Task) -> bool:
+        """Whether a worker's thread runs."""
+        return task.index in self._threads
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error is about to end training."""
+        return self._error is not None
+
+    def fail(self, failed: int | None, error: BaseException) -> None:
+        """Training ends with this error; the first one counts. Under the lock."""
+        self.scheduler.stopped = True
+        self._error = self._error or (failed, in_short(error))
+
+    def raise_error(self) -> None:
+        """Raises what ends training, once, when all workers have stopped."""
         if self._error is None:
             return
         began = time.monotonic()
         while self._threads:
-            with self._changed:
-                self._wake()
-                self._changed.wait_for(lambda: not self._threads, _LOOK_SECONDS)
-            self._hasten(time.monotonic() - began)
+            with self.changed:
+                self.wake()
+                self.changed.wait_for(lambda: not self._threads, deadlines.LOOK_SECONDS)
+            self.rounds.hasten(time.monotonic() - began)
         (failed, error), self._error = self._error, None
-        self._available = 0
-        self._discard(failed)
+        try:
+            self.rounds.discarded()
+            self._discard(failed)
+        finally:
+            self.scheduler.stopped = False
         raise error
 
-    def _hasten(self, seconds: float) -> None:
-        """Called now and then while workers' last calls are waited for, for so long already."""
-
-    def _start_threads(self) -> None:
-        if len(self._threads) == self.num_workers or not self._unfinished():
+    def start_threads(self) -> None:
+        """Under the lock: whoever takes part has a thread, if there is work."""
+        if len(self._threads) == self.num_workers or not self.scheduler.unfinished:
             return
-        for worker in self.workers:
-            if worker.index in self._threads or not self._joined(worker):
+        for task in self.tasks:
+            if task.index in self._threads or not self.scheduler.joined(task):
                 continue
-            thread = threading.Thread(
-                target=self._run, args=(worker,), name=f"tf_dsgd worker {worker.index}", daemon=True
-            )
-            self._threads[worker.index] = thread
+            name = f"tf_dsgd worker {task.index}"
+            thread = threading.Thread(target=self._run, args=(task,), name=name, daemon=True)
+            self._threads[task.index] = thread
             thread.start()
+
+    def wake(self) -> None:
+        """Lets everybody look again at what he waits for."""
+        self.changed.notify_all()
+        self._idle.notify_all()
+
+    def stepped_on(self) -> None:
+        """After a worker took batches or sent: those look again to whom it makes a difference."""
+        self.changed.notify_all()
+        if self.scheduler.exchange.bounds_staleness or self.scheduler.draining:
+            self._idle.notify_all()
 
     # -- a worker's thread ------------------------------------------------------------------
 
-    def _run(self, worker: WorkerState) -> None:
-        worker.watch.enter("wait")
+    def _run(self, task: Task) -> None:
+        watch = self.watches[task.index]
+        watch.enter("wait")
         try:
-            with tf.device(self.store.worker_devices[worker.index]):
-                self._rounds(worker)
+            with self.rounds.scope(task):
+                self._work(task)
         except BaseException as error:  # handed to the main thread, which raises it
-            self._failed(worker, error)
+            self._failed(task, error)
         finally:
-            worker.watch.leave()
-            with self._changed:
-                self._busy.discard(worker.index)
-                self._threads.pop(worker.index, None)
-                self._wake()
+            watch.leave()
+            with self.changed:
+                self._threads.pop(task.index, None)
+                self.wake()
 
-    def _failed(self, worker: WorkerState, error: BaseException) -> None:
-        error.add_note(f"Raised on worker {worker.index}.")
-        with self._changed:
-            self._error = self._error or (worker.index, error)
+    def _failed(self, task: Task, error: BaseException) -> None:
+        ends = self.rounds.failed(task, error)
+        if ends is not None:
+            ends.add_note(f"Raised on worker {task.index}.")
+            with self.changed:
+                self.fail(task.index, ends)
 
-    def _rounds(self, worker: WorkerState) -> None:
+    def _work(self, task: Task) -> None:
         while True:
-            program = self.program
-            self._errands(worker, program)
-            steps = self._begin(worker)
-            while steps:
-                steps = self._round(worker, program, steps)
-            with self._changed:
-                self._busy.discard(worker.index)
-                self._changed.notify_all()
-            if not self._wait(worker, program):
+            program, doing = self._next(task)
+            if doing.what is What.END:
                 return
-
-    def _round(self, worker: WorkerState, program: Program, steps: int) -> int:
-        """Does these batches; gives how many the worker has taken for its next round."""
-        if worker.fetch_next:
-            self._fetch(worker, program)
-        worker.watch.enter("compute")
-        self._work(worker, program, steps)
-        worker.watch.enter("wait")
-        done = worker.step
-        worker.fetch_next = self.exchange.fetch_due(done)
-        with self._changed:
-            sending = self.exchange.push_due(done)
-            steps = self._take(worker, sending=sending)
-        if sending:
-            self._push(worker, program, steps)
-        return steps
-
-    def _work(self, worker: WorkerState, program: Program, steps: int) -> None:
-        recorder = self.recorder
-        queue = self._stream.queue if recorder is None else recorder.queues.of(worker.index)
-        program.work[worker.index](steps_tensor(steps), queue)
-        if recorder is not None:
-            recorder.stepped(worker.index, steps)
-
-    def _begin(self, worker: WorkerState) -> int:
-        with self._changed:
-            steps = self._take(worker)
-            self._busy.add(worker.index)
-            return steps
-
-    def _take(self, worker: WorkerState, *, sending: bool = False) -> int:
-        """Takes a round's batches if there are enough and the rules let the worker begin.
-
-        With `sending` the round begins when the message that is due was sent.
-        """
-        if self._closing or self._error is not None:
-            return 0
-        if not self._may_begin(worker, sending=sending):
-            return 0
-        steps = self._round_steps(worker, self._available, self._flushing)
-        self._available -= steps
-        self._taken(worker, steps)
-        if self.recorder is not None:
-            self.recorder.take(worker.index, steps, self._stream.queue)
-        if steps:
-            self._stepped_on()
-        return steps
-
-    def _wake(self) -> None:
-        """Lets everybody look again at what he waits for."""
-        self._changed.notify_all()
-        self._idle.notify_all()
-
-    def _stepped_on(self) -> None:
-        """After a worker took batches or sent: those look again to whom it makes a difference."""
-        self._changed.notify_all()
-        if self._bounded or self._flushing:
-            self._idle.notify_all()
-
-    def _wait(self, worker: WorkerState, program: Program) -> bool:
-        """Waits for work; at a drain sends what is left. False when the thread is to end."""
-        with self._changed:
-            while self._error is None and not self._closing:
-                if self._may_begin(worker) and self._round_steps(
-                    worker, self._available, self._flushing
-                ):
-                    return True
-                if self._has_errand(worker):
-                    return True
-                if not self._joined(worker) and not worker.unsent:
-                    return False
-                if self._has_all(worker):
-                    break
-                self._waiting.add(worker.index)
-                woken = self._idle.wait(_IDLE_SECONDS)
-                self._waiting.discard(worker.index)
-                if not woken and not worker.unsent:
-                    return False
-            if self._error is not None or self._closing:
-                return False
-        if worker.unsent:
-            self._push(worker, program, 0)
-        return False
-
-    def _has_all(self, worker: WorkerState) -> bool:
-        """Whether nothing is left that could be added to what a worker has not sent."""
-        return self._flushing and not self._available
-
-    def _has_errand(self, worker: WorkerState) -> bool:
-        """Whether the worker has something to do besides its own batches."""
-        return False
-
-    def _errands(self, worker: WorkerState, program: Program) -> None:
-        """Does such things; called between two messages."""
-
-    def _push(self, worker: WorkerState, program: Program, following: int) -> None:
-        """Sends; fetches in the same call if the next round has begun and wants that."""
-        m = worker.index
-        pushed = None
-        with self._lock:
-            worker.watch.enter("push")
-            if following and worker.fetch_next:
-                version, pushed = program.exchange[m]()
-                worker.fetch_next = False
-                self._note(worker, "push", None)
-                self._note(worker, "fetch", version)
+            if doing.what is What.ROUND:
+                steps = doing.steps
+                while steps:
+                    steps = self.rounds.round(task, program, steps)
+            elif doing.lease is not None and doing.what is not What.SEND_REFUSED:
+                self.rounds.run(task, program, doing.lease)
             else:
-                program.push[m](tf.constant(True))
-                self._note(worker, "push", None)
-        if pushed is not None:
-            worker.watch.enter("fetch", at=moment(float(pushed)))
-        worker.watch.enter("wait")
-        with self._changed:
-            worker.clock += 1
-            worker.unsent = following
-            self._stepped_on()
+                self.rounds.send(task, program)
+            with self.changed:
+                self.scheduler.ends(task)
+                self.changed.notify_all()
 
-    def _fetch(self, worker: WorkerState, program: Program) -> None:
-        with self._lock:
-            worker.watch.enter("fetch")
-            self._note(worker, "fetch", program.fetch[worker.index]())
-        worker.watch.enter("wait")
-        worker.fetch_next = False
+    def _next(self, task: Task) -> tuple[Program, Next]:
+        """What the worker does next, having waited for that."""
+        with self.changed:
+            while True:
+                now = time.monotonic()
+                doing = self.scheduler.next(task, now)
+                if doing.what is What.ROUND:
+                    self.took(task, doing.steps)
+                if doing.what is not What.WAIT:
+                    return self.program, doing
+                seconds = deadlines.IDLE_SECONDS
+                if doing.until is not None:
+                    seconds = min(seconds, doing.until - now)
+                self._waiting.add(task.index)
+                woken = self._idle.wait(seconds)
+                self._waiting.discard(task.index)
+                if not woken and doing.until is None and not task.leases:
+                    return self.program, Next(What.END)
 
-    def _note(self, worker: WorkerState, action: str, version: Any) -> None:
-        if self.recorder is not None:
-            self.recorder.note(worker.index, action, version)
+    def took(self, task: Task, steps: int) -> None:
+        """A worker has taken mini-batches. Under the lock."""
+        if steps and self.recorder is not None:
+            self.recorder.take(task.index, steps, self._stream.queue)
+        if steps:
+            self.stepped_on()
 
     def close(self, seconds: float) -> None:
         """Ends the threads after the round each is in, waiting at most that long for all."""
-        with self._changed:
-            self._closing = True
-            self._wake()
-            self._changed.wait_for(lambda: not self._threads, seconds)
-            self._closing = bool(self._threads)
+        self.rounds.close()
+        with self.changed:
+            self.scheduler.stopped = True
+            self.wake()
+            self.changed.wait_for(lambda: not self._threads, seconds)
+            self.scheduler.stopped = bool(self._threads) or self._error is not None
 
 
 def _close(engine: weakref.ref[ThreadsEngine]) -> None:
     """At exit: TensorFlow must not be taken down under a running worker."""
     live = engine()
     if live is not None:
-        live.close(_CLOSE_SECONDS)
+        live.close(deadlines.CLOSE_SECONDS)

@@ -111,6 +111,9 @@ class ShardView:
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[self._numbers[index]]
 
+    def rows(self, index: int) -> tuple[int, int]:
+        return 0, self._mine[index].shape[0]
+
     def is_trained(self, index: int) -> bool:
         return self._mine[index].trainable
 
@@ -133,6 +136,9 @@ class ShardView:
         for i, tensor in zip(self._numbers, tensors, strict=False):
             if i in self._program.row_logs and isinstance(tensor, tf.IndexedSlices):
                 self._program.row_logs[i].note(tensor.indices)
+
+    def average_statistics(self) -> None:
+        self._program.average_statistics(self.index)
 
     def count_updates(self, number: Any = 1) -> None:
         self._program.step.count_updates(self.index, number)

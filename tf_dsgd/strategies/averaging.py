@@ -20,7 +20,7 @@ _POLICIES = ("average", "local", "reset")
 class PeriodicAveragingStrategy(DistributedStrategy):
     """Parameter averaging: workers train by themselves, and every tau steps meet at their mean.
 
-    Use it where communication is dear, or staleness unwelcome: it is local SGD, and with an outer
+    Use it where communication is dear, or staleness does harm: it is local SGD, and with an outer
     optimizer BMUF or DiLoCo. Each worker runs the *compiled Keras optimizer*, on slots of its own,
     for `average_every` mini-batches; then all wait for each other, and go on from the mean::
 
@@ -45,8 +45,8 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     mini-batches divided by the number of workers. `"reset"` starts the workers' own counts anew.
     Learning-rate schedules follow mini-batches over all workers, under every policy. Averages of
     weights (`use_ema`) are averaged under `"average"`, local under `"local"`, and refused under
-    `"reset"`; the state of `LossScaleOptimizer` is each worker's own. BatchNorm's moving statistics
-    are averaged.
+    `"reset"`; the state of `LossScaleOptimizer` is each worker's own. In BatchNorm's moving
+    statistics each mini-batch counts as it would in one process.
 
     With one worker, or with plain SGD and `average_every=1` on M workers, this is exactly training
     with the mean gradient of M mini-batches, one worker's with M = 1.
@@ -54,7 +54,7 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     - The model that is validated, saved and read is the averaged one; reading it drains the
       workers, so that an average is made of what is there, and the period starts anew. A callback
       that reads weights at every batch averages at every batch.
-    - `strategy.updates` counts averages; staleness is 0 but for a worker that joins late.
+    - `strategy.updates` counts averages; staleness is 0 but for a worker that joins in mid-round.
     - Clipping, weight decay, EMA, constraints, accumulation: all in the compiled optimizer, on
       the worker. Embeddings are averaged whole.
     - A worker that raises ends `fit` with its error. On a `TFCluster` a lost worker is not waited
@@ -117,13 +117,14 @@ class PeriodicAveragingStrategy(DistributedStrategy):
             Algorithm(SendWeights(optimizer_state), _exchange(average_every), WeightedMean()),
             outer_optimizer,
         )
-        if isinstance(self._shard_optimizer, BlockMomentum):
-            self._shard_optimizer.for_workers(self.num_workers)
+        outer = self._optimizers.for_shards
+        if isinstance(outer, BlockMomentum):
+            outer.for_workers(self.num_workers)
 
     @property
     def outer_optimizer(self) -> keras.optimizers.Optimizer | None:
         """The strategy's own copy of the outer optimizer, whose rate may be set."""
-        return self._shard_optimizer
+        return self._optimizers.for_shards
 
 
 def _exchange(average_every: Any) -> Together:

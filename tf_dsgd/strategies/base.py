@@ -4,8 +4,8 @@ Keras asks a strategy for four things, and that is all the way there is into `fi
 
 1. `experimental_distribute_dataset`: we give tokens in place of batches (`dataset.py`);
 2. `run(train_step, (token,))`, while Keras traces its own step: we trace `train_step` for a worker
-   and the optimizer for the shard, and leave Keras a step that only counts and shows the latest
-   logs (`step.py`, `capture.py`, `engine/program.py`);
+   and the optimizer for the shard, and leave Keras a step that only counts and shows all workers'
+   metrics (`step.py`, `capture.py`, `engine/program.py`, `engine/running.py`);
 3. variables, created in the scope: ours (`variable.py`);
 4. `extended.update`, by which an optimizer changes a variable: it does so on the shard.
 """
@@ -23,26 +23,32 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
-from tf_dsgd.engine.interrupts import held_back, not_swallowed
+from tf_dsgd.engine.interrupts import held_back, not_swallowed, not_within_a_lookup
+from tf_dsgd.engine.ledger import Ledger, Staleness
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.running import Resets
 from tf_dsgd.engine.schedule import Recorder
-from tf_dsgd.engine.shard import Ledger, Shard, Staleness
+from tf_dsgd.engine.shard import Shard
+from tf_dsgd.strategies import unused
+from tf_dsgd.strategies.building import build_without_call
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.checkpoint import Checkpoint
-from tf_dsgd.strategies.dataset import (
-    Token,
-    TokenDataset,
-    TokenSpec,
-    is_keras_enqueuer,
-    make_pull,
-)
+from tf_dsgd.strategies.compiling import make_functions_without_xla
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull
+from tf_dsgd.strategies.description import describe
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
+from tf_dsgd.strategies.refused import check_dataset, check_step
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
-from tf_dsgd.strategies.variable import Kind, ReplicaVariable
+from tf_dsgd.strategies.variable import (
+    Kind,
+    ReplicaVariable,
+    given_what_is_not_distributed,
+    is_moving_statistic,
+)
 
 
 class DistributedStrategy(tf.distribute.Strategy):
@@ -71,9 +77,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.algorithm = algorithm
         if self.needs_ps:
             cluster.check_ps()
-        # Read now: its variables cannot be used any more once this process is in a cluster.
-        shard_config = None if shard_optimizer is None else shard_optimizer.get_config()
-        cluster.configure(used=shard_optimizer is not None)
+        cluster.configure()
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()
         self.placement = Placement(self.num_shards)
@@ -82,23 +86,18 @@ class DistributedStrategy(tf.distribute.Strategy):
         self._checkpoint = Checkpoint(self.engine)
         self.passes = Passes()
         self._optimizers = Optimizers()
-        self._shard_optimizer: keras.optimizers.Optimizer | None = None
         with self.engine.explained():
             # What schedules follow: mini-batches, as far back as the weights were trained.
-            self._steps = ReplicaVariable(
-                self,
-                _tf.make_variable(
-                    tf.zeros([], tf.int64), device=self.shard_devices[0], name="steps"
-                ),
-                Kind.CONTROL,
-            )
+            self._steps = self._counter("steps")
+            self._resets = Resets(self._counter("resets")) if cluster.locked_in_graph else None
             self._shards = [
                 Shard(
                     s,
                     self.engine.num_workers,
                     device,
                     self._steps.on_shard(s),
-                    cluster.locked_in_graph,
+                    remote=cluster.locked_in_graph,
+                    lock_free=algorithm.on_shards.lock_free is not None,
                 )
                 for s, device in enumerate(self.shard_devices)
             ]
@@ -110,9 +109,23 @@ class DistributedStrategy(tf.distribute.Strategy):
         if shard_optimizer is not None:
             # Its rate and its count of updates must be this strategy's variables.
             with self.scope():
-                self._shard_optimizer = type(shard_optimizer).from_config(shard_config)
+                self._optimizers.for_shards = type(shard_optimizer).from_config(
+                    shard_optimizer.get_config()
+                )
+        unused.made(self)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "num_workers" in kwargs:
+            raise TypeError(
+                f"{cls.__name__} has no argument 'num_workers'; its cluster knows that number: "
+                f"{cls.__name__}(tf_dsgd.LocalCluster(num_workers={kwargs['num_workers']!r}))."
+            )
+        return super().__new__(cls)
 
     # -- what users read --------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return describe(self) if "_shards" in vars(self) else super().__repr__()
 
     @property
     def num_workers(self) -> int:
@@ -211,7 +224,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             self.engine.recorder = None
 
     def settle(self) -> None:
-        """Waits until every batch handed out is trained on and every message is applied.
+        """Drains: waits until every mini-batch handed out is done and every message is applied.
 
         Reading a weight does this by itself.
         """
@@ -223,6 +236,7 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     def scope(self) -> Any:
         """Within, models, layers, metrics and optimizers are created for this strategy."""
+        make_functions_without_xla()
         return Scope(super().scope())
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
@@ -237,18 +251,10 @@ class DistributedStrategy(tf.distribute.Strategy):
             An iterable of tokens for `strategy.run`.
         """
         del options
-        if not isinstance(dataset, tf.data.Dataset):
-            raise TypeError(
-                f"Expected a tf.data.Dataset of mini-batches. Received: {type(dataset).__name__}. "
-                "Build one, for example by tf.data.Dataset.from_generator."
-            )
-        if is_keras_enqueuer(dataset):
-            raise ValueError(
-                "A PyDataset with workers > 1 cannot be used under a tf.distribute strategy: Keras "
-                "looks at its first batch before training, and its queue then gives batches twice "
-                "and leaves others out. Use workers=1 (batches are prefetched all the same), or a "
-                "tf.data.Dataset."
-            )
+        check_dataset(dataset)
+        build_without_call()
+        make_functions_without_xla()
+        not_within_a_lookup()  # a notebook sets Python's own handler again for each cell
         return self._tokens(dataset)
 
     def _tokens(self, dataset: tf.data.Dataset, source: Source | None = None) -> TokenDataset:
@@ -306,7 +312,7 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         A step that is given a token of `experimental_distribute_dataset` and applies gradients is
         trained by the workers; what `run` then returns are the *latest* outputs of a worker.
-        Every other step runs here, at once, on the settled model.
+        Every other step runs here, at once, on the model at rest.
         """
         tokens = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, Token)]
         if not tokens:
@@ -316,7 +322,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 f"strategy.run takes one batch of a distributed dataset. Received: {len(tokens)}. "
                 "Zip the datasets with tf.data.Dataset.zip."
             )
-        self._check(fn)
+        check_step(fn, self._optimizers)
         token = tokens[0]
 
         def with_batch(batch: Any) -> tuple[Any, Any]:
@@ -328,6 +334,9 @@ class DistributedStrategy(tf.distribute.Strategy):
             with held_back(at_most=1):  # a second Ctrl-C ends even a long trace
                 program = self._program(fn, token, with_batch)
             if program is not None:
+                if program.of_keras and not tf.executing_eagerly():
+                    with tf.init_scope():
+                        self.batches.traced(program)
                 return program.step_of_chief()
         new_args, new_kwargs = with_batch(token.batch())
         return super().run(fn, new_args, new_kwargs, options)
@@ -335,35 +344,14 @@ class DistributedStrategy(tf.distribute.Strategy):
     def _run_here(self, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
         """A step on data of its own, as in `train_on_batch`: no worker takes part."""
         if not is_train_step(fn):
-            return super().run(fn, args, kwargs, options)
-        self._check(fn)
+            with given_what_is_not_distributed() if args or kwargs else contextlib.nullcontext():
+                return super().run(fn, args, kwargs, options)
+        check_step(fn, self._optimizers)
         for optimizer in self._optimizers:
             _tf.follow_steps(optimizer, self._steps)
         outputs = super().run(fn, args, kwargs, options)
         self._steps.assign_add(1)
         return outputs
-
-    def _check(self, fn: Any) -> None:
-        model = getattr(fn, "__self__", None)
-        if not isinstance(model, keras.Model):
-            return
-        if model.run_eagerly:
-            raise ValueError(
-                "run_eagerly=True is not possible under a tf_dsgd strategy: workers run traced "
-                "steps. To debug, compile the model outside the scope, or use tf.print."
-            )
-        if model.jit_compile:
-            raise ValueError(
-                "jit_compile=True is not possible under a tf_dsgd strategy: the step that Keras "
-                "would compile only hands out batches, and XLA compiles no input pipeline. Compile "
-                "the model with jit_compile=False (or leave it at 'auto')."
-            )
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and optimizer not in self._optimizers:
-            raise ValueError(
-                f"The optimizer {optimizer.name!r} was created outside this strategy's scope. "
-                "Create it, and compile the model, inside `with strategy.scope():`."
-            )
 
     def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
         """The functions of a step that takes one batch and applies gradients."""
@@ -387,19 +375,14 @@ class DistributedStrategy(tf.distribute.Strategy):
         with tf.autograph.experimental.do_not_convert(self.engine.tracing)():
             model = fn.__self__ if is_train_step(fn) else None
             step = TracedStep(
-                run,
-                call,
-                token.element_spec,
-                self.algorithm,
-                self._optimizers,
-                self._steps,
-                model,
-                self._shard_optimizer,
+                run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model
             )
             if not step.weights:
                 return None
             with tf.init_scope():
                 self.engine.settle()  # not `self.settle`: this very token's step is not run yet
+            if self._resets is not None:
+                step.fetch_resets(self._resets)
             program = Program(
                 step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
             )
@@ -408,7 +391,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         if held != self._announced:
             self._announced = held
             tf.autograph.experimental.do_not_convert(self.cluster.announce)(held)
-        fit_program = FitProgram(program, step, fn)
+        fit_program = FitProgram(program, step, fn, token.element_spec)
         self.batches.programs.add(fit_program)
         if tf.executing_eagerly():
             self._eager_programs[key] = fit_program
@@ -420,8 +403,14 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     # -- variables --------------------------------------------------------------------------
 
+    def _counter(self, name: str) -> ReplicaVariable:
+        where = {"device": self.shard_devices[0], "name": name}
+        zero = _tf.make_variable(tf.zeros([], tf.int64), **where)
+        return ReplicaVariable(self, zero, Kind.CONTROL)
+
     def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
+        unused.used(self)
         self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
         if isinstance(creator, keras.optimizers.Optimizer):
@@ -434,6 +423,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         else:
             kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
         variable = ReplicaVariable(self, primary, kind, shard)
+        if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
+            variable.layer = creator
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
             with tf.init_scope():
                 value = primary.numpy()
@@ -445,11 +436,14 @@ class DistributedStrategy(tf.distribute.Strategy):
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
         for program in self.batches.programs:
-            program.program.forget_rows()
+            if variable.kind is Kind.WEIGHT:
+                program.program.forget_rows(variable)
+            elif program.program.running.is_of(variable):
+                program.program.running.were_written = True
         if variable.kind is not Kind.CONTROL:
             return
         for optimizer in self._optimizers:
-            if optimizer is self._shard_optimizer:
+            if optimizer is self._optimizers.for_shards:
                 continue
             if _tf.iterations_variable(optimizer) is variable:
                 # Restored from a file: schedules go on from the mini-batch that matches.
@@ -472,7 +466,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         self.settle()
         with self.engine.explained():
-            arrays = self._checkpoint.take(self._shard_optimizer, held)
+            arrays = self._checkpoint.take(self._optimizers.for_shards, held)
         return {**arrays, **self.batches.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

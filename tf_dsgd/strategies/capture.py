@@ -94,10 +94,16 @@ def _no_clipping(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 class Optimizers:
-    """The optimizers created in a strategy's scope."""
+    """The optimizers created in a strategy's scope.
+
+    Attributes:
+        for_shards: the one among them that `Shard.optimize` applies where the compiled optimizer
+            runs on workers; None where shards apply the compiled one, or none.
+    """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet = weakref.WeakSet()
+        self.for_shards: keras.optimizers.Optimizer | None = None
 
     def add(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Registers an optimizer; called when it creates its first variable."""

@@ -1,7 +1,8 @@
 """What a strategy adds to a checkpoint of the model: all that no model holds.
 
 - `sequences`: messages that each worker has numbered; `handed_out`: mini-batches given to workers;
-- `version`, `books`, `staleness` and others: what each shard has counted;
+- `version`, `books` (the counters of each worker), `staleness` and others: what each shard has
+  counted;
 - `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th
   optimizer, as the shards have it (a scalar: as each shard has it, `[shards]`);
 - the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
@@ -30,7 +31,7 @@ _OF_WORKERS = "_of_workers"
 
 
 class Checkpoint:
-    """Takes and sets the state of a strategy, which must be settled."""
+    """Takes and sets the state of a strategy, which must be at rest."""
 
     def __init__(self, engine: Engine):
         self._engine = engine
@@ -153,6 +154,7 @@ class Checkpoint:
             ValueError: as `check` does, before anything is changed.
         """
         self.check(arrays)
+        self._engine.quiesce()
         engine, rest = self._engine, dict(arrays)
         counts = {name: rest.pop(name) for name in self._counts() if name in rest}
         for s, shard in enumerate(engine.shards):

@@ -24,7 +24,7 @@ from tf_dsgd.strategies.position import Position
 
 # Batches taken from the input at a time while the input keeps up.
 _MOST_AT_ONCE = 16
-# An input slower than this is asked for one batch at a time, so that Ctrl-C is answered soon.
+# An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
 _SLOW_SECONDS = 0.02
 
 
@@ -348,6 +348,10 @@ class TokenIterator:
         # Keras calls `iter` on an iterator before every step.
         return _Steps(self)
 
+    def await_logs(self) -> None:
+        """Waits until a worker has reported of this pass, if these are mini-batches of `fit`."""
+        self.dataset.strategy.batches.await_logs(self)
+
     def get_next_as_optional(self) -> Any:
         """What AutoGraph makes of a loop over a distributed dataset inside a `tf.function`."""
         raise RuntimeError(
@@ -367,8 +371,8 @@ class _Steps:
     """Tokens of one `iter(iterator)`: Keras wants `OutOfRangeError` when there is none at all.
 
     Keras makes `steps_per_execution` calls of its step with as many tokens. Once the iterator is
-    known to be `fit`'s, those calls would do nothing but show the latest logs, so one token stands
-    for all of them.
+    known to be `fit`'s, those calls would do nothing but show logs, so one token stands for all of
+    them.
     """
 
     def __init__(self, iterator: TokenIterator):
@@ -393,6 +397,7 @@ class _Steps:
         for _ in range((self._at_once or 1) - 1):
             if next(self._iterator, None) is None:
                 break
+        self._iterator.await_logs()
         return token
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.algorithm import Algorithm, LocalRule, ServerRule
+from tf_dsgd.algorithm import Algorithm, Codec, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.checks import integer, one_of, positive_int, real
+from tf_dsgd.compression.cast import Cast
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     staleness_bound,
@@ -110,7 +111,7 @@ class DownpourStrategy(DistributedStrategy):
             float scalar tensor; None for no scaling.
         max_staleness: a worker starts a round only if it has sent at most this many messages more
             than the slowest worker (bounded staleness, SSP); at least 0; None for no bound. A lost
-            worker is not waited for, and one that joins late starts from the slowest's count.
+            worker is not waited for, and a worker that joins starts from the slowest one's count.
         wire_dtype: type in which floating-point weights and gradients travel between workers and
             shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
             variables' own. Shards keep and update weights in their own type.
@@ -156,7 +157,6 @@ class DownpourStrategy(DistributedStrategy):
             push_every=positive_int("push_every", push_every),
             fetch_every=positive_int("fetch_every", fetch_every),
             warm_start_steps=integer("warm_start_steps", warm_start_steps, 0),
-            wire_dtype=wire_dtype,
             max_staleness=staleness_bound(max_staleness),
         )
         scaling = staleness_factor(staleness_scaling)
@@ -164,7 +164,8 @@ class DownpourStrategy(DistributedStrategy):
         server: ServerRule = (
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
-        super().__init__(cluster, Algorithm(local, exchange, server))
+        codec = Codec() if wire_dtype is None else Cast(wire_dtype)
+        super().__init__(cluster, Algorithm(local, exchange, server, codec))
         check_staleness_factor(staleness_scaling, scaling)
 
 

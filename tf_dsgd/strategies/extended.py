@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_errors
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 
@@ -142,7 +142,7 @@ class Scope:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
         result = self._scope.__exit__(kind, error, traceback)
-        if isinstance(error, RuntimeError) and str(error).startswith("Mixing different"):
+        if isinstance(error, RuntimeError) and _tf_errors.says_other_strategy(error):
             raise ValueError(
                 "The model or its optimizer was created outside this strategy's scope. Create "
                 "the model and the optimizer, and compile, inside `with strategy.scope():`."

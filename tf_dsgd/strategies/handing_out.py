@@ -1,8 +1,9 @@
 """Handing out mini-batches: from the token that `fit` takes to the engine's workers.
 
-That a token is for training is known only when the step that Keras was given was run. Then its
-batch is handed out, before the next token is given; once the iterator is known to be `fit`'s, at
-once.
+Whether a token is for training only the step that the caller runs with it can tell. `fit` is known
+by Python's stack: where the model has run its step before, on batches of that type, or traces it
+now, the batch is handed out at once, and the step finds what a worker has reported of it. Of any
+other step the batch is handed out once it was run, before the next token is given.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.dataset import TokenIterator
+from tf_dsgd.strategies.caller import model_that_fits
+from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_train_step
+from tf_dsgd.strategies.variable import Trace, tracing
 
 
 class HandingOut:
@@ -34,6 +38,8 @@ class HandingOut:
         self.examples = 0
         # Also of a loop that was left by `break`, whose last step was run.
         self._unresolved: set[TokenIterator] = set()
+        self._of_now: weakref.ref[TokenIterator] | None = None
+        """The iterator that `fit` began last."""
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint has of it."""
@@ -65,21 +71,65 @@ class HandingOut:
         except tf.errors.OpError:
             self._engine.settle()  # the batches before the one that failed
             raise
-        program = iterator.program
-        if program is not None:
-            if not iterator.stream.make_ready():
-                return False
-            self._hand_out(iterator, program)
-            return True
         if not iterator.opened:
-            # Whoever opens a new dataset, to train or to evaluate, expects a settled model.
+            # Whoever opens a new dataset, to train or to evaluate, expects a model at rest.
             iterator.opened = True
             self._engine.settle()
+            program = self._of_fit(iterator)
+            if program is not None:
+                return self._begin(iterator, program)
+        if iterator.program is not None:
+            if not iterator.stream.make_ready():
+                return False
+            self._hand_out(iterator, iterator.program)
+            return True
         for program in self.programs:
             program.mark()
         iterator.pending = True
         self._unresolved.add(iterator)
         return True
+
+    def _of_fit(self, iterator: TokenIterator) -> FitProgram | None:
+        """The program that `fit`, if that asks, will run on this iterator; None if that is open."""
+        model = model_that_fits(iterator)
+        if model is None:
+            return None
+        spec = iterator.dataset.element_spec
+        found = [p for p in self.programs if p.is_run_by(model) and p.takes(spec)]
+        equal = [p for p in found if p.is_for(spec)]
+        return found[0] if len(found) == 1 else equal[0] if len(equal) == 1 else None
+
+    def _begin(self, iterator: TokenIterator, program: FitProgram) -> bool:
+        """The first token of `fit`'s iterator is used; False if there are no data."""
+        if not iterator.stream.make_ready():
+            return False
+        # Nobody but `fit` has this iterator: from now on a token is a step.
+        iterator.train(program)
+        self._of_now = weakref.ref(iterator)
+        if self._passes.begin(iterator):
+            self._hand_out(iterator, program)
+        return True
+
+    def traced(self, program: FitProgram) -> None:
+        """While Keras traces its step, which it then runs: hands out the batch of its token."""
+        current = None if self._of_now is None else self._of_now()
+        if current is not None and current.program.is_of_model_of(program):
+            current.program = program  # in the middle of a pass, as after another `compile`
+        pending = [i for i in self._unresolved if i.pending]
+        if len(pending) != 1 or not program.takes(pending[0].dataset.element_spec):
+            return
+        (iterator,) = pending
+        if iterator.stream.at_end():
+            return  # there are no data, as the token will say
+        self._unresolved.clear()
+        iterator.pending = False
+        if self._begin(iterator, program):
+            self.await_logs(iterator)
+
+    def await_logs(self, iterator: TokenIterator) -> None:
+        """Before `fit` runs its step: waits until it finds what a worker has reported."""
+        if iterator.program is not None and not iterator.passing:
+            self._engine.await_begun(iterator.program.program)
 
     def resolve(self) -> None:
         """Hands out batches whose tokens were used in a training step."""
@@ -89,15 +139,16 @@ class HandingOut:
                 continue
             iterator.pending = False
             used = [p for p in self.programs if p.was_run()]
-            if used and iterator.stream.make_ready():
-                if used[0].of_keras:
-                    # Nobody but `fit` has this iterator: from now on a token is a step.
-                    iterator.train(used[0])
-                    if not self._passes.begin(iterator):
-                        continue
+            if used and used[0].of_keras:
+                self._begin(iterator, used[0])
+            elif used and iterator.stream.make_ready():
                 self._hand_out(iterator, used[0])
 
     def _hand_out(self, iterator: TokenIterator, program: FitProgram) -> None:
+        running = program.program.running
+        if running.were_written:
+            with self._engine.explained():
+                running.reset()
         self.handed_out += 1
         self._passes.handed_out(iterator)
         self.examples += iterator.stream.examples
@@ -110,24 +161,52 @@ class HandingOut:
 class FitProgram:
     """A program, and the step that Keras runs in its place."""
 
-    def __init__(self, program: Program, step: TracedStep, fn: Callable[..., Any]):
+    def __init__(
+        self, program: Program, step: TracedStep, fn: Callable[..., Any], element_spec: Any
+    ):
         self.program = program
+        self._spec = TokenSpec(element_spec)
         self._step = step
         self._seen = 0
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
         self.of_keras = is_train_step(fn)
         self._model = getattr(fn, "__self__", None) if self.of_keras else None
+        self._run_by = None
+        if self._model is not None and not tf.executing_eagerly():
+            self._run_by = self._model.train_function
         self.shows_own_logs = self.of_keras and step.shows_own_logs
 
     def step_of_chief(self) -> Any:
-        """Counts that a step was run, and shows the latest outputs of a worker."""
+        """Counts that a step was run; shows all workers' metrics, or the latest outputs of one."""
         self._runs.assign_add(1, read_value=False)
+        if self._model is not None and self._step.metrics:
+            shown = Trace("chief")
+            shown.values = self.program.running.shown()
+            with tracing(shown):
+                return self._model.get_metrics_result()
         return self._step.pack([log.read_value() for log in self.program.logs])
 
     @property
     def steps_per_execution(self) -> int:
         """As the model says now: Keras may tune it."""
         return 1 if self._model is None else int(self._model.steps_per_execution)
+
+    def is_for(self, element_spec: Any) -> bool:
+        """Whether batches of this type are just those that it was traced for."""
+        return TokenSpec(element_spec) == self._spec
+
+    def takes(self, element_spec: Any) -> bool:
+        """Whether batches of this type are among those that it was traced for."""
+        return self.is_for(element_spec) or TokenSpec(element_spec).is_subtype_of(self._spec)
+
+    def is_run_by(self, model: keras.Model) -> bool:
+        """Whether the model's `fit` runs this program, as it has done before."""
+        run_by = self._run_by is not None and self._run_by is model.train_function
+        return self._model is model and run_by and int(self._runs) > 0
+
+    def is_of_model_of(self, other: FitProgram) -> bool:
+        """Whether both are of one model."""
+        return self._model is not None and self._model is other._model
 
     def mark(self) -> None:
         """`was_run` is about what comes after this."""

@@ -124,6 +124,8 @@ class Progress:
         self._left = self._total = 1 << 62 if infinite else sum(self._sizes)
         self._iterators: dict[int, tuple[int, int, int, tf.Tensor]] = {}
 
+    is_shared = True
+
     # -- tokens -----------------------------------------------------------------------------
 
     def take(self) -> bool:

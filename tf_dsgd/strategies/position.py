@@ -87,7 +87,7 @@ class Passes:
     def take(self, steps: int, last: bool = False) -> dict[str, np.ndarray]:
         """Arrays by name, after so many mini-batches of the epoch; 0 between two epochs.
 
-        The strategy must be settled. After the `last` epoch no data are asked for any more.
+        The strategy must be at rest. After the `last` epoch no data are asked for any more.
         """
         iterator = None if self._current is None else self._current()
         position = _position_of(iterator, steps, last)

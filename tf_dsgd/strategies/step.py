@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.engine.running import Resets
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch
@@ -40,15 +41,15 @@ class TracedStep:
         optimizers: Optimizers,
         steps: ReplicaVariable,
         model: keras.Model | None = None,
-        shard_optimizer: keras.optimizers.Optimizer | None = None,
     ):
         self._model = model
-        self._shard_optimizer = shard_optimizer
+        self.compiled = model is not None and bool(model.jit_compile)
         self.shows_own_logs = False
+        self.resets: Resets | None = None
         self._run = run
         self._optimizers = optimizers
         self._steps = steps
-        self._worker = Trace("worker")
+        self._worker = Trace("worker", compiled=self.compiled)
         self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
         self._local = algorithm.local
@@ -58,11 +59,12 @@ class TracedStep:
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
         self._trace(call)
-        if any(self.sparse) and not all(v.no_copy for v in self._sparse_weights()):
+        sparse = [] if self.compiled else self._sparse_weights()
+        if not all(v.no_copy for v in sparse):
             # Now that the tables are known, trace again so that reading one copies nothing.
-            for variable in self._sparse_weights():
+            for variable in sparse:
                 variable.no_copy = True
-            self._worker = Trace("worker")
+            self._worker = Trace("worker", compiled=self.compiled)
             self._trace(call)
 
     def _sparse_weights(self) -> list[ReplicaVariable]:
@@ -95,18 +97,18 @@ class TracedStep:
             return flat, [_int64_rows(g) for g in gradients]
 
         with tracing(self._worker):
-            self.function = tf.function(body, autograph=False).get_concrete_function(
-                self.element_spec
-            )
+            self.function = tf.function(
+                body, autograph=False, jit_compile=self.compiled or None
+            ).get_concrete_function(self.element_spec)
         for optimizer in self._optimizers:
             for variable in _tf.own_scalars(optimizer):
                 if isinstance(variable, ReplicaVariable):
                     variable.kind = Kind.CONTROL
         self.applications: list[Application] = box["applications"]
         self._structure = box["structure"]
-        self.outputs = [
-            tf.TensorSpec(t.shape, t.dtype) for t in self.function.structured_outputs[0]
-        ]
+        self.metrics = self._metrics_shown()
+        outputs = [] if self.metrics else self.function.structured_outputs[0]
+        self.outputs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
             self.weights = [v for a in self.applications for v in a.replicas]
@@ -120,6 +122,22 @@ class TracedStep:
         self._check_written()
         _check_foreign(self.function.graph)
 
+    def _metrics_shown(self) -> list[ReplicaVariable]:
+        """Variables of the model's metrics, if the step's outputs are those metrics' results."""
+        if self._model is None or not isinstance(self._structure, dict) or self.shows_own_logs:
+            return []
+        metrics = [_replica(v) for metric in self._model.metrics for v in metric.variables]
+        written = self._worker.written
+        fit = all(
+            id(v) in written and v.kind is Kind.METRIC and _is_number(v.dtype) for v in metrics
+        )
+        return metrics if fit else []
+
+    def fetch_resets(self, resets: Resets) -> None:
+        """Has workers fetch which reset of the metrics it is."""
+        self.resets = resets
+        self._worker.touched[id(resets.variable)] = resets.variable
+
     def _keep_optimizers_state(self) -> None:
         """Decides what of the state of layers and optimizers travels, and what workers keep."""
         if not self.weights:
@@ -128,11 +146,15 @@ class TracedStep:
         for variable in trained:
             variable.kept_by_workers = self._local.keeps_weights
         if self._local.sends_statistics:
-            self.weights += [v for v in written if v.kind is Kind.STATISTIC and v.dtype.is_floating]
+            self.weights += [
+                v
+                for v in written
+                if v.kind is Kind.STATISTIC and v.dtype.is_floating and v.momentum is None
+            ]
         self._resets: list[ReplicaVariable] = []
         unsorted = [v for v in written if v is not self._steps]
         for optimizer in self._optimizers:
-            if optimizer is self._shard_optimizer:
+            if optimizer is self._optimizers.for_shards:
                 continue
             state = state_of(optimizer, unsorted)
             # One inside another (LossScaleOptimizer's) is among the optimizers itself.
@@ -145,8 +167,8 @@ class TracedStep:
                 owned = [*owned, *state.momenta, *state.averages, *state.counters]
             for variable in owned:
                 variable.owned_by_workers = True
-        if self._shard_optimizer is not None:
-            self.applications = [on_shards(self._shard_optimizer, trained, self._optimizers)]
+        if self._optimizers.for_shards is not None:
+            self.applications = [on_shards(self._optimizers.for_shards, trained, self._optimizers)]
 
     def _check_written(self) -> None:
         if self.sends != "gradient" or not self.weights:
@@ -266,13 +288,13 @@ class TracedStep:
         """Gives what the worker's optimizer keeps there its first values."""
         for optimizer in self._optimizers:
             inner = getattr(optimizer, "inner_optimizer", optimizer)
-            if optimizer is not self._shard_optimizer and inner.gradient_accumulation_steps:
+            if optimizer is not self._optimizers.for_shards and inner.gradient_accumulation_steps:
                 raise ValueError(
                     'optimizer_state="reset" would throw away gradients that wait in an '
                     'accumulator. Use "average" or "local", or no accumulation. Received: '
                     f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
                 )
-            if optimizer is not self._shard_optimizer and inner.use_ema:
+            if optimizer is not self._optimizers.for_shards and inner.use_ema:
                 raise ValueError(
                     f'optimizer_state="reset" does not go with use_ema=True of {inner.name}: Keras '
                     "begins the average of weights anew where `iterations` is 0, as it is after a "
@@ -311,6 +333,10 @@ class TracedStep:
         ]
 
 
+def _is_number(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
 def _replica(variable: Any) -> ReplicaVariable:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
@@ -342,8 +368,8 @@ def _check_delay_is_known(optimizer: Any, message: Message | None) -> None:
 
 
 def _scaled_rate(rate: Any, scale: Any) -> tf.Tensor:
-    rate = tf.convert_to_tensor(rate)
-    return rate * tf.cast(scale, rate.dtype)
+    """In double precision: optimizers cast the rate to the type of each variable."""
+    return tf.cast(rate, tf.float64) * tf.cast(scale, tf.float64)
 
 
 def _check_empty(application: Application, shard: int) -> None:

@@ -6,8 +6,10 @@ What becomes of each kind of state:
 a push does; outside, the primary is read.
 
 `STATISTIC`, BatchNorm's moving statistics and other state of layers: a worker has a copy; a fetch
-brings the primary's value; a push adds the mean over workers of their changes of floats, and the
-sum of their changes of integers; outside, the primary is read.
+brings the primary's value; outside, the primary is read. A push has each of the worker's
+mini-batches count in BatchNorm's statistics as it would in one process (`engine.statistics`). To
+other floats it adds the mean over workers of their changes, which lags with their number, and to
+integers the sum.
 
 `SEED`, state of seed generators: each worker has its own and keeps it; outside, worker 0's is
 read.
@@ -34,6 +36,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -56,17 +59,22 @@ class Kind(enum.Enum):
 class Trace:
     """Which side is being traced, and what it touched."""
 
-    def __init__(self, side: str, shard: int = 0):
+    def __init__(self, side: str, shard: int = 0, *, compiled: bool = False):
         self.side = side
         self.shard = shard
+        self.compiled = compiled
+        """Whether XLA compiles it."""
         self.touched: dict[int, ReplicaVariable] = {}
         self.written: dict[int, ReplicaVariable] = {}
+        self.values: dict[int, tf.Tensor] = {}
+        """What is read in place of variables, by their ids."""
         self.rewritten: set[int] = set()
         """Variables written otherwise than row by row."""
 
 
 class _Current(threading.local):
     trace: Trace | None = None
+    undistributed = False
 
 
 _current = _Current()
@@ -80,6 +88,16 @@ def tracing(trace: Trace) -> Iterator[Trace]:
         yield trace
     finally:
         _current.trace = before
+
+
+@contextlib.contextmanager
+def given_what_is_not_distributed() -> Iterator[None]:
+    """Within, an optimizer of this thread is refused: it would train where no worker takes part."""
+    _current.undistributed = True
+    try:
+        yield
+    finally:
+        _current.undistributed = False
 
 
 class ReplicaVariable(_tf.BaseResourceVariable):
@@ -107,6 +125,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.kind = kind
         self.shard = shard
         self.averaged = kind is Kind.STATISTIC
+        self.layer: Any = None
+        """The BatchNormalization whose moving statistic it is."""
         self.copies: Replicated | None = None
         self.first: Any = None
         """Of an optimizer's variable, where it runs on workers: what it was created with."""
@@ -136,6 +156,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         trace.touched[id(self)] = self
         if trace.side == "shard":
             return self.on_shard(trace.shard).handle
+        if trace.side == "chief":
+            return self.primary.handle
         return self.on_workers().template.handle
 
     @property
@@ -171,6 +193,21 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 self.copies = store.replicate(value, dtype=self.dtype, name="copy")
                 first.clear()
         return self.copies
+
+    @property
+    def momentum(self) -> float | None:
+        """Of a moving statistic: how much of it an assignment keeps."""
+        momentum = getattr(self.layer, "momentum", None)
+        return float(momentum) if momentum is not None and 0.0 <= momentum <= 1.0 else None
+
+    @property
+    def times(self) -> Replicated:
+        """How often each worker assigned it since it sent it; of a moving statistic."""
+        store = self.distribute_strategy.engine.store
+        key = "times", _tf.unique_id(self.primary)
+        return store.cell(
+            key, lambda: store.replicate(lambda _: np.int64(0), dtype=tf.int64, name="times")
+        )
 
     def restore_on_shards(self, value: np.ndarray) -> None:
         """Sets what shards have of it; waits for nobody, as is right while a step is traced."""
@@ -213,14 +250,17 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return _current.trace is None and tf.executing_eagerly()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if _current.trace is not None and id(self) in _current.trace.values:
+            return _current.trace.values[id(self)]
         if not self._outside():
             return super()._read_variable_op(no_copy or self._read_without_copy())
         if self.kind is not Kind.CONTROL:
             self.distribute_strategy.settle()
         with self.distribute_strategy.engine.explained():
-            return self._value_outside()
+            return self.value_at_rest()
 
-    def _value_outside(self) -> tf.Tensor:
+    def value_at_rest(self) -> tf.Tensor:
+        """What is read outside, where it is known that nothing is under way."""
         if not self.owned_by_workers or self.copies is None:
             return self.primary.read_value()
         if self.kind is Kind.SEED:
@@ -235,10 +275,12 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return self.primary.read_value()
 
     def _read_without_copy(self) -> bool:
-        return self.no_copy and _current.trace is not None and _current.trace.side == "worker"
+        trace = _current.trace
+        # What XLA compiles reads every variable where it is.
+        return self.no_copy and trace is not None and trace.side == "worker" and not trace.compiled
 
     def value(self) -> tf.Tensor:
-        """The value for whoever is traced, or settled, for whoever reads outside."""
+        """The value for the worker or shard that is traced; read outside, the value at rest."""
         return self._read_variable_op()
 
     def read_value(self) -> tf.Tensor:
@@ -246,7 +288,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return tf.identity(self._read_variable_op())
 
     def numpy(self) -> np.ndarray:
-        """The settled value."""
+        """The value at rest: a drain comes first."""
         with self.distribute_strategy.engine.explained():
             return self.read_value().numpy()
 
@@ -266,16 +308,29 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
         trace = _current.trace
+        if _current.undistributed and trace is None:
+            self._check_distributed()
         if trace is not None:
             trace.written[id(self)] = self
             if not method.startswith("scatter_"):
                 trace.rewritten.add(id(self))
+            if trace.side == "worker" and self.momentum is not None:
+                self.times.template.assign_add(1, read_value=False)
         elif tf.executing_eagerly():
             with self.distribute_strategy.engine.explained():
                 return self._write_outside(method, *args, **kwargs)
         elif self.kind is Kind.CONTROL:
             self._write_on_other_shards(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
+
+    def _check_distributed(self) -> None:
+        if isinstance(_tf.creating_object(), keras.optimizers.Optimizer):  # in its `apply`
+            raise ValueError(
+                "strategy.run was given a batch of a dataset that is not distributed, and its "
+                "function trains: no worker would take part. Loop over "
+                "strategy.experimental_distribute_dataset(dataset), and pass its elements to "
+                "strategy.run."
+            )
 
     def _write_on_other_shards(self, method: str, *args: Any, **kwargs: Any) -> None:
         """In a function of the caller's, such as `train_on_batch`; it may outlive this call."""
@@ -318,6 +373,14 @@ for _method in (
     *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
 ):
     _add_write(_method)
+
+
+def is_moving_statistic(primary: tf.Variable, creator: Any) -> bool:
+    """Whether a layer's variable is one of BatchNorm's two, and not one that a subclass adds."""
+    name = _tf.handle_name(primary).rpartition("/")[2]
+    named = name.startswith(("moving_mean", "moving_variance"))
+    known = isinstance(creator, keras.layers.BatchNormalization)
+    return known and named and bool(primary.dtype.is_floating)
 
 
 def _initial(

@@ -9,7 +9,9 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tf_dsgd.engine import attendance
+from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.lease import Lease
+from tf_dsgd.membership.peer import PeerState
 
 
 def trained(optimizer, **options):
@@ -134,7 +136,7 @@ def test_a_message_that_only_one_shard_has_is_completed(periods):
     counts = [[-float(w.numpy().mean()) for w in model.trainable_variables]]
 
     engine = strategy.engine
-    program, worker = engine.program, engine.workers[1]
+    program, task = engine.program, engine.tasks[1]
     batches = helpers.drawn((ones[: 2 * push_every], ones[: 2 * push_every]), 2)
     with tf.device(engine.store.worker_devices[1]):
         program.fetch[1]()
@@ -145,9 +147,10 @@ def test_a_message_that_only_one_shard_has_is_completed(periods):
     lost = tf.tensor_scatter_nd_update(heads[1], [[1]], [-1])
     program.deliver([tf.identity(heads[0]), lost], message)
     assert strategy.ledger().cut_off == 1
-    worker.unsent, engine._unapplied.held[1] = push_every, [batches]
-    engine.handed_out += push_every
-    engine._lose(worker)
+    task.open = Lease(1, task.incarnation, task.number + 1)
+    task.open.steps, task.open.parts = push_every, [batches]
+    engine.scheduler.handed_out += push_every
+    engine.rounds.members.lose(task)
 
     strategy.settle()
     counts.append([-float(w.numpy().mean()) for w in model.trainable_variables])
@@ -165,14 +168,15 @@ def test_a_lost_worker_joins_as_a_new_one_though_it_is_the_same_process():
     """TensorFlow may not have told it of all functions, and does not do so later."""
     strategy, model = trained(lambda: keras.optimizers.SGD(0.001))
     engine = strategy.engine
-    engine._lose(engine.workers[1])
+    engine.rounds.members.lose(engine.tasks[1])
     x = np.zeros((64, 20), "float32")
     deadline = time.monotonic() + 60.0
     before = strategy.ledger().workers[1].steps
     while strategy.ledger().workers[1].steps == before:
         assert time.monotonic() < deadline
         model.fit(x, x[:, :1], batch_size=8, verbose=0)
-    assert engine._connection._estranged == set()
+    peers = engine.rounds.members.connection.peers
+    assert {peer.state for peer in peers} == {PeerState.MEMBER}
     helpers.assert_ledger_balances(strategy)
 
 
@@ -181,16 +185,17 @@ def test_workers_that_are_there_have_longer_to_join_than_those_that_are_not(monk
     strategy, model = trained(
         lambda: keras.optimizers.SGD(0.001), cluster=tf_dsgd.TFCluster(worker_timeout_seconds=1)
     )
-    engine, join = strategy.engine, strategy.engine._connection.join
-    for worker in engine.workers:
-        engine._lose(worker)
+    engine, connection = strategy.engine, strategy.engine.rounds.members.connection
+    join = connection.join
+    for task in engine.tasks:
+        engine.rounds.members.lose(task)
     refused = []
 
     def join_late(*arguments):
         refused.append(time.monotonic())
         return refused[-1] > refused[0] + 2.5 and join(*arguments)
 
-    monkeypatch.setattr(engine._connection, "join", join_late)
+    monkeypatch.setattr(connection, "join", join_late)
     model.fit(np.zeros((64, 20), "float32"), np.zeros((64, 1)), batch_size=8, verbose=0)
     assert len(refused) > 2
     helpers.assert_ledger_balances(strategy)
@@ -203,8 +208,8 @@ class LosesAll(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if batch == 3:
-            for worker in self.engine.workers:
-                self.engine._lose(worker)
+            for task in self.engine.tasks:
+                self.engine.rounds.members.lose(task)
 
 
 def test_what_is_left_when_all_workers_were_lost_is_not_done_later(monkeypatch):
@@ -213,8 +218,9 @@ def test_what_is_left_when_all_workers_were_lost_is_not_done_later(monkeypatch):
     )
     x, y = np.zeros((160, 20), "float32"), np.zeros((160, 1))
     with monkeypatch.context() as patched:
-        patched.setattr(attendance, "_LAST_SECONDS", 0.0)
-        patched.setattr(strategy.engine._connection, "join", lambda *_: False)
+        patched.setattr(deadlines, "LAST_SECONDS", 0.0)
+        connection = strategy.engine.rounds.members.connection
+        patched.setattr(connection, "join", lambda *_: False)
         with pytest.raises(TimeoutError, match="All workers were lost, and none came back within"):
             model.fit(x, y, batch_size=8, verbose=0, callbacks=[LosesAll(strategy.engine)])
     done = strategy.steps

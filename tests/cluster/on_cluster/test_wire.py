@@ -1,5 +1,7 @@
 """What crosses between a worker and a shard, read from the graphs TensorFlow itself partitioned."""
 
+import collections
+
 import keras
 import numpy as np
 import pytest
@@ -66,6 +68,12 @@ def test_a_message_is_one_tensor_per_large_weight_and_one_for_all_that_is_small(
 def test_a_fetch_is_one_tensor_per_large_weight_and_one_for_all_that_is_small(sends):
     types = sorted(dtype.name for _, dtype in crossing(sends, "ps", "worker") if dtype)
     assert types == ["float32", "uint8", "uint8"]
+
+
+def test_no_part_of_a_round_waits_for_the_end_of_another_elsewhere(sends):
+    """A round begins on each shard with the fetch; that it has ended there only this test asks."""
+    controls = collections.Counter((a, b) for _, dtype, a, b in sends if dtype is None)
+    assert controls == {("worker", "ps"): 2, ("ps", "worker"): 2}
 
 
 def test_shards_do_not_talk_to_each_other(sends):

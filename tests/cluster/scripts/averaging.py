@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests.cluster import spmd_models as models
-from tf_dsgd import collectives, exchange
+from tf_dsgd.spmd import collectives, exchange
 
 WAYS = {}
 averaged = tf_dsgd.callbacks.PeriodicAveraging

@@ -22,7 +22,8 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dsgd
-from tf_dsgd.engine import attendance, state, threads
+from tf_dsgd.engine import state
+from tf_dsgd.membership import deadlines
 
 OPTIONS = {
     "strategy": "DownpourStrategy",
@@ -36,11 +37,11 @@ OPTIONS = {
     "seconds": 100.0,
 } | json.loads(sys.argv[1])
 BATCH = 2
-PATIENCE_SECONDS = 0.02
+LOOK_SECONDS = 0.02
 CALL_SECONDS = 30.0
 
 # Whoever was lost or is late is looked after at once, and not once in a second.
-attendance._LOOK_SECONDS = threads._LOOK_SECONDS = PATIENCE_SECONDS
+deadlines.LOOK_SECONDS = LOOK_SECONDS
 
 
 class Faults:
@@ -114,7 +115,7 @@ def numbers(engine):
 
 faults = Faults()
 state._WorkerFunction.__call__ = lambda function, *tensors: faults.call(function, *tensors)
-cluster = tf_dsgd.TFCluster(late_after_seconds=PATIENCE_SECONDS)
+cluster = tf_dsgd.TFCluster(late_after_seconds=LOOK_SECONDS)
 strategy = getattr(tf_dsgd, OPTIONS["strategy"])(cluster, **OPTIONS["arguments"])
 with strategy.scope():
     x = keras.Input((3,))

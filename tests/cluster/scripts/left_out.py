@@ -40,7 +40,7 @@ with tf.device("/job:worker/task:1"):
     waits = wait.get_concrete_function()
 victim = psutil.Process(faults.task("worker", 1).pid)
 engine = strategy.engine
-inputs_of, change_tasks = engine._inputs, _tf_remote.change_tasks
+inputs_of, change_tasks = engine.rounds.inputs, _tf_remote.change_tasks
 waits_now = False
 left_out = None  # the steps that were done by then
 
@@ -66,7 +66,7 @@ def steps():
     return [worker.steps for worker in strategy.ledger().workers]
 
 
-engine._inputs, _tf_remote.change_tasks = waiting_first, changed
+engine.rounds.inputs, _tf_remote.change_tasks = waiting_first, changed
 
 
 class Watches(keras.callbacks.Callback):
@@ -76,7 +76,7 @@ class Watches(keras.callbacks.Callback):
     began = time.monotonic()
 
     def on_train_batch_end(self, batch, logs=None):
-        if not self.stopped and 1 in engine._lateness.overtaken:
+        if not self.stopped and engine.tasks[1].owes is not None:
             self.stopped = True
             victim.suspend()
             faults.task("worker", 0).kill()

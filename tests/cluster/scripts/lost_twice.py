@@ -60,7 +60,9 @@ def slow_fence(*args):
 
 
 engine.shards[0].fence = slow_fence
-threads = [threading.Thread(target=engine._lose, args=(engine.workers[1],)) for _ in range(2)]
+threads = [
+    threading.Thread(target=engine.rounds.members.lose, args=(engine.tasks[1],)) for _ in range(2)
+]
 for thread in threads:
     thread.start()
 for thread in threads:

@@ -41,6 +41,7 @@ class OneComesBack(keras.callbacks.Callback):
             if min(self.steps()) < 10:
                 return
             environment = witness.worker_processes()[1].environ()
+            del environment["TF_DSGD_PARENT_FD"]  # a pipe that its launcher gave to that one
             witness.kill([1, 2])
             serve = [sys.executable, "-m", "tf_dsgd.serve"]
             self.process = subprocess.Popen(serve, env={**os.environ, **environment})

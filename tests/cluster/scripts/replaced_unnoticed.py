@@ -14,7 +14,7 @@ import tensorflow as tf
 import witness
 
 import tf_dsgd
-from tf_dsgd import probing
+from tf_dsgd.transport import probing
 
 STEPS = 100
 
@@ -25,10 +25,11 @@ with strategy.scope():
 x = np.ones((2 * STEPS, 2))
 model.fit(x, x[:, :1], batch_size=2, verbose=0)
 
-engine, connection = strategy.engine, strategy.engine._connection
+engine = strategy.engine
+members, connection = engine.rounds.members, engine.rounds.members.connection
 before = [process.pid for process in witness.worker_processes().values()]
 witness.kill([1, 2])
-engine._lose(engine.workers[2])
+members.lose(engine.tasks[2])
 deadline = time.monotonic() + 60.0
 while len({p.pid for p in witness.worker_processes().values()} - set(before)) < 2 or not all(
     probing.answers(connection.worker_address(m), 1.0) for m in (1, 2)
@@ -39,7 +40,7 @@ while not connection.join(2, 1.0):
     assert time.monotonic() < deadline, "worker 2 joins"
 
 missing = tf.errors.NotFoundError(None, None, "a function is not registered")
-lost = [engine._was_lost(m, missing) for m in (0, 1)]
+lost = [members.means_lost(engine.tasks[m], missing) for m in (0, 1)]
 epochs = 1
 while min(engine.store.incarnations[1:]) < 1 or not all(engine.store.present):
     assert time.monotonic() < deadline, "both train again"

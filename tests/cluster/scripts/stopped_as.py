@@ -1,7 +1,7 @@
 """A worker is stopped in the very moment in which the chief has it do something.
 
 Usage: stopped_as.py METHOD WHEN PIPELINES OPTIONS
-    (of the engine: _bring_outputs, _send, _inputs; drains or trains; workers or chief; of the
+    (of what carries rounds out: show, send, inputs; drains or trains; workers or chief; of the
     strategy, in JSON)
 
 Prints RESULT: the seconds that the `fit` took in which this happened; how often each example was
@@ -51,19 +51,25 @@ def fit(epochs):
 fit(1)
 engine = strategy.engine
 victim = psutil.Process(faults.task("worker", 1).pid)
-does = getattr(engine, method)
+METHODS = {
+    "show": (engine.rounds.outputs, "bring"),
+    "send": (engine.rounds, "send_accrued"),
+    "inputs": (engine.rounds, "inputs"),
+}
+place, name = METHODS[method]
+does = getattr(place, name)
 stopped = False
 
 
 def stopping(worker, *args):
     global stopped
-    if worker.index == 1 and engine._flushing == (sys.argv[2] == "drains") and not stopped:
+    if worker.index == 1 and engine.scheduler.draining == (sys.argv[2] == "drains") and not stopped:
         stopped = True
         victim.suspend()
     return does(worker, *args)
 
 
-setattr(engine, method, stopping)
+setattr(place, name, stopping)
 took = fit(6)
 assert victim.status() == psutil.STATUS_STOPPED
 victim.resume()

@@ -16,7 +16,7 @@ import psutil
 
 import tf_dsgd
 from tests import faults
-from tf_dsgd.connection import Connection
+from tf_dsgd.transport.connection import Connection
 
 STEPS, TIMEOUT_SECONDS = 200, 20.0
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dsgd
-from tf_dsgd.aside import Aside
+from tf_dsgd.transport.aside import Aside
 
 DEVICE = f"/job:{sys.argv[1]}/task:0"
 EXAMPLES, EPOCHS = 200, 4

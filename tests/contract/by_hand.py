@@ -1,0 +1,27 @@
+"""Workers and shards that a test makes and calls itself, where no engine runs a rule yet."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+
+class Place:
+    """Eager memory; with `first`, a shard whose weights begin at that row of the whole ones."""
+
+    def __init__(self, values, first=0):
+        self.weights = [tf.Variable(value) for value in values]
+        self._first = first
+        self._cells = {}
+
+    def cell(self, name, index, *, shape=None, dtype=None, copy_weight=False):
+        weight = self.weights[index]
+        if (name, index) not in self._cells:
+            empty = tf.zeros(weight.shape if shape is None else shape, dtype or weight.dtype)
+            self._cells[name, index] = tf.Variable(weight if copy_weight else empty)
+        return self._cells[name, index]
+
+    def is_sparse(self, index):
+        return False
+
+    def rows(self, index):
+        return self._first, self.weights[index].shape[0]

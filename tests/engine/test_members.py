@@ -1,0 +1,210 @@
+"""What the chief of a cluster does about workers that come and go, without a cluster."""
+
+import time
+
+import pytest
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.algorithms.downpour import Periods
+from tf_dsgd.engine.remote import RemoteRounds
+from tf_dsgd.engine.scheduler import Scheduler
+from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.membership.liveness import Liveness
+from tf_dsgd.membership.peer import Peer, PeerState
+from tf_dsgd.membership.task import TaskState
+from tf_dsgd.transport.connection import UnequalVersions
+
+GONE = tf.errors.UnavailableError(None, None, "connection refused")
+
+
+class Connection:
+    """Two workers on this process's processor, and a ps."""
+
+    shards_on_workers = False
+    host_device = "CPU:0"
+
+    def __init__(self, present=(True, True), listening=(True, True)):
+        self.reasons = []
+        self.here, self.listening = list(present), list(listening)
+        self.versions, self.replaced = ["ours", "ours"], None
+        self.liveness = Liveness(5.0)
+        self.peers = [Peer(m, f"w{m}:1") for m in range(2)]
+        for peer in self.peers:
+            peer.become(PeerState.MEMBER)
+
+    def present(self):
+        return self.here
+
+    def worker_devices(self):
+        return ["CPU:0", "CPU:0"]
+
+    def shard_devices(self):
+        return ["CPU:0"]
+
+    def addresses(self):
+        return []
+
+    def silent_shards(self):
+        return []
+
+    def worker_listens(self, m):
+        return self.listening[m]
+
+    def worker_address(self, m):
+        return f"w{m}:1"
+
+    def worker_name(self, m):
+        return f"worker {m}"
+
+    def call(self, m, action):
+        return action()
+
+    def join(self, m, seconds):
+        if self.versions[m] != "ours":
+            raise UnequalVersions(f"worker {m} runs another version.")
+        return True
+
+    def was_replaced(self, m):
+        replaced, self.replaced = self.replaced == m, None
+        return replaced
+
+
+class Shard:
+    """Tells what it has of a worker that is fenced; fails as often as it is told to."""
+
+    def __init__(self, fails=0):
+        self.fails, self.fenced = fails, []
+
+    def fence(self, worker, incarnation):
+        if self.fails:
+            self.fails -= 1
+            raise GONE
+        self.fenced.append((int(worker), int(incarnation)))
+        return tf.constant(0, tf.int64)
+
+    def steps_done(self):
+        return 0
+
+
+def made(connection, shard=None):
+    """An engine on it, whose tasks nobody probes."""
+    rounds = RemoteRounds(connection, 5.0, overlaps=False)
+    engine = ThreadsEngine(rounds.members.store, Scheduler(Periods(), rounds.members.tasks), rounds)
+    engine.shards = [shard or Shard()]
+    rounds.members._engine = engine
+    return engine
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_workers_that_are_lost_while_the_engine_is_made(left, monkeypatch):
+    """The first variable cannot be created there."""
+    calls = []
+
+    def make(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == (2 if left else 1):
+            raise GONE
+        return made_by_tensorflow(*args, **kwargs)
+
+    made_by_tensorflow = _tf.make_variable
+    monkeypatch.setattr(_tf, "make_variable", make)
+    connection = Connection(present=(left, True), listening=(False, False))
+    if not left:
+        with pytest.raises(RuntimeError, match="All workers were lost while the strategy was made"):
+            RemoteRounds(connection, 5.0, overlaps=False)
+        return
+    members = RemoteRounds(connection, 5.0, overlaps=False).members
+    assert members.store.present == [True, False]
+    assert [task.state for task in members.tasks] == [TaskState.IDLE, TaskState.LOST]
+
+
+def test_a_fence_that_fails_is_tried_again(capsys):
+    """Else a shard would take what the lost worker still sends, and refuse its successor."""
+    shard = Shard(fails=1)
+    engine = made(Connection(), shard)
+    members, task = engine.rounds.members, engine.tasks[1]
+    with pytest.raises(tf.errors.UnavailableError):
+        members.lose(task)
+    assert task.state is TaskState.LOST and shard.fenced == []
+    members.lose(task)
+    assert shard.fenced == [(1, 1)] and task.incarnation == 1
+    members.lose(task)  # it is done
+    assert shard.fenced == [(1, 1)]
+    assert "lost worker 1; 0 unfinished" in capsys.readouterr().err
+
+
+def test_a_worker_of_another_version_is_told_of_once_and_its_successor_joins(capsys):
+    """Also one that took its place so soon that nobody saw its port closed."""
+    connection = Connection(present=(True, False))
+    connection.versions[1] = "another"
+    members = made(connection).rounds.members
+    task = members.tasks[1]
+    for _ in range(3):
+        members.look()
+        assert task.state is TaskState.REFUSED
+    assert capsys.readouterr().err.count("runs another version") == 1
+    connection.versions[1], connection.replaced = "ours", 1
+    members.look()
+    members.look()
+    assert task.state is TaskState.IDLE
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("another"), GONE])
+def test_a_worker_whose_variables_cannot_be_made_joins_later(error, monkeypatch):
+    engine = made(Connection())
+    members, task = engine.rounds.members, engine.tasks[1]
+    members.lose(task)
+    since = task.since
+    renew = members.store.renew
+
+    def fails(*args):
+        raise error
+
+    monkeypatch.setattr(members.store, "renew", fails)
+    if error is GONE:
+        members.look()  # it is said, and training goes on
+    else:
+        with pytest.raises(type(error)):
+            members.look()
+    assert (task.state, task.since) == (TaskState.LOST, since)
+    monkeypatch.setattr(members.store, "renew", renew)
+    members.look()
+    assert task.state is TaskState.IDLE and members.store.present == [True, True]
+
+
+def test_no_worker_comes_before_the_first_step():
+    """The error says so, and the next training does not stand still."""
+    connection = Connection()
+    engine = made(connection)
+    for task in engine.tasks:
+        engine.rounds.members.lose(task)
+        task.since -= 1000.0
+    connection.listening = [False, False]
+    with pytest.raises(TimeoutError, match="All workers were lost, and none came back within 5 s"):
+        engine.rounds.members.assemble()
+    assert not engine.scheduler.stopped and not engine.has_failed
+
+
+def test_a_silent_worker_that_has_nothing_to_do_is_lost():
+    connection = Connection()
+    engine = made(connection)
+    connection.liveness.condemn(["w1:1"])
+    connection.listening[1] = False
+    engine.rounds.members.look()
+    assert [task.state for task in engine.tasks] == [TaskState.IDLE, TaskState.LOST]
+    connection.liveness.probed(0.0, time.monotonic(), {"w1:1"}, set())
+    connection.listening[1] = True
+    engine.rounds.members.look()
+    assert engine.tasks[1].state is TaskState.IDLE
+
+
+def test_without_ps_tasks_a_silent_worker_ends_training_and_no_more():
+    """It may go on, and a second training with it."""
+    connection = Connection()
+    engine = made(connection)
+    connection.shards_on_workers = True
+    connection.liveness.condemn(["w1:1"])
+    with pytest.raises(RuntimeError, match="Lost worker 1"):
+        engine.rounds.members.look()
+    assert engine.tasks[1].state is TaskState.IDLE

@@ -1,0 +1,82 @@
+"""`print(strategy)`, and what a strategy says to a number where it wants a cluster."""
+
+import keras
+import pytest
+
+import tf_dsgd
+from tests import helpers
+from tf_dsgd.algorithm import LocalRule
+from tf_dsgd.strategies import description
+
+STRATEGIES = {
+    "DownpourStrategy": lambda c: tf_dsgd.DownpourStrategy(c, push_every=3, fetch_every=2),
+    "SoftsyncStrategy": lambda c: tf_dsgd.SoftsyncStrategy(c, gradients_per_update=2),
+    "PeriodicAveragingStrategy": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=4),
+    "ElasticAveragingStrategy": lambda c: tf_dsgd.ElasticAveragingStrategy(c, average_every=4),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_one_screen(name):
+    strategy = STRATEGIES[name](tf_dsgd.LocalCluster(2))
+    before = str(strategy)
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    model.fit(*helpers.ones(24), batch_size=2, verbose=0)
+    lines = repr(strategy).splitlines()
+    assert len(lines) < 20 and max(map(len, lines)) <= 120
+    shown = dict(line.split(maxsplit=1) for line in lines if line.startswith("  "))
+    assert lines[0] == name
+    assert shown["workers"] == "2, of LocalCluster(num_workers=2)"
+    assert shown["steps"] == "12 mini-batches applied" and shown["updates"] == str(strategy.updates)
+    assert "over" in shown["staleness"]
+    assert "0 mini-batches applied" in before and "no messages yet" in before
+
+
+def test_settings_that_are_not_the_defaults():
+    text = str(STRATEGIES["DownpourStrategy"](tf_dsgd.LocalCluster(2)))
+    assert "Periods(push_every=3, fetch_every=2)" in text
+    cluster = tf_dsgd.LocalCluster(2)
+    text = str(tf_dsgd.SoftsyncStrategy(cluster, gradients_per_update=2, staleness_scaling=None))
+    assert "CollectGradients(gradients_per_update=2, scaling=None)" in text
+
+
+def test_several_shards():
+    cluster = tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.1, num_shards=2)
+    lines = str(tf_dsgd.DownpourStrategy(cluster)).splitlines()
+    assert sum(line.startswith("  shard ") for line in lines) == 2
+
+
+def test_a_shard_that_is_lost_does_not_keep_anybody_from_printing(monkeypatch):
+    strategy = STRATEGIES["DownpourStrategy"](tf_dsgd.LocalCluster(2))
+
+    def lost(_):
+        raise RuntimeError("Lost ps 0.\nMore lines.")
+
+    monkeypatch.setattr(type(strategy), "steps", property(lost))
+    assert "cannot be read: Lost ps 0." in str(strategy).splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_number_of_workers_in_place_of_a_cluster(name):
+    strategy = getattr(tf_dsgd, name)
+    with pytest.raises(TypeError, match=rf"{name}\(tf_dsgd.LocalCluster\(num_workers=4\)\)"):
+        strategy(num_workers=4)
+    needed = {"SoftsyncStrategy": {"gradients_per_update": 1}}.get(name, {})
+    needed |= {"average_every": 2} if "Averaging" in name else {}
+    with pytest.raises(TypeError, match=r"For 4 workers: tf_dsgd.LocalCluster\(4\)"):
+        strategy(4, **needed)
+
+
+def test_more_workers_than_make_sense(capsys):
+    tf_dsgd.LocalCluster(1000).configure()
+    assert "1000 workers share" in capsys.readouterr().err
+    tf_dsgd.LocalCluster(2).configure()
+    assert "share" not in capsys.readouterr().err
+
+
+def test_a_rule_that_is_no_dataclass():
+    class Mine(LocalRule):
+        step = message = fetched = None
+
+    assert description._rule(Mine()) == "Mine"

@@ -1,0 +1,138 @@
+"""Membership and leases through random histories, without a process and without TensorFlow.
+
+Whatever happens to workers, each mini-batch counts exactly once on each shard, messages stand for
+the same mini-batches on all of them, no lease stays open when somebody can run it, and nobody waits
+for what never comes (`world`). A seeded driver makes hundreds of thousands of transitions; a
+thousand histories are hypothesis's own, which makes one that fails small.
+
+That the histories find bugs is shown by seven schedulers, each wrong in one place. Each is found:
+
+    CountsWhatWasRefused   takes the answer of a straggler whose message another sent for its own
+    GivesBackTooMuch       gives a lost worker's mini-batches to others though a shard has them
+    ForgetsOrphans         takes a message that some shards lack for counted
+    TrustsAnyRunner        takes an orphan for completed by who had begun it as a backup task
+    NumbersTooEarly        lets a worker go on before its orphaned lease was completed
+    EndsTooEarly           lets a drain end while some shards lack a message
+    BoundByIdle            has a worker wait, at a drain, for workers that have nothing to do
+
+The last one was in the engine that this scheduler took the place of.
+"""
+
+import collections
+import time
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tests.membership.world import World
+from tf_dsgd.engine.scheduler import Scheduler
+from tf_dsgd.membership.lease import LeaseState
+from tf_dsgd.membership.task import TaskState
+
+TRANSITIONS, SHORT = 500_000, 25
+SECONDS = 170.0
+
+
+def test_random_histories():
+    """Of 25 transitions on average before the first drain, from seeds that name them."""
+    made, seen, began = 0, collections.Counter(), time.monotonic()
+    for seed in range(1 << 30):
+        world = World(seed)
+        try:
+            world.run(SHORT)
+        except Exception as error:
+            error.add_note(f"World({seed}).run({SHORT})")
+            raise
+        made += world.transitions
+        seen.update(world.seen)
+        if made >= TRANSITIONS:
+            break
+        assert time.monotonic() - began < SECONDS, f"{made} transitions in that time"
+    passed = {LeaseState.COUNTED, LeaseState.RETURNED}  # those are held by nobody any more
+    assert {*LeaseState, *TaskState} - seen.keys() == passed
+    assert min(seen.values()) > 100, seen
+
+
+@hypothesis.settings(max_examples=1000, deadline=None, derandomize=True)
+@hypothesis.given(st.randoms(use_true_random=False), st.integers(5, 60))
+def test_histories_that_are_made_small(random, transitions):
+    World(random).run(transitions)
+
+
+class CountsWhatWasRefused(Scheduler):
+    def counted(self, task, lease, now):
+        refused = lease.state is LeaseState.OVERTAKEN
+        counts = super().counted(task, lease, now)
+        task.number += refused
+        return counts or refused
+
+
+class GivesBackTooMuch(Scheduler):
+    def fenced(self, task, last):
+        return super().fenced(task, [task.number for _ in last])
+
+
+class ForgetsOrphans(Scheduler):
+    def fenced(self, task, last):
+        return super().fenced(task, [max(last) for _ in last])
+
+
+class TrustsAnyRunner(Scheduler):
+    def ran(self, task, lease):
+        if task.running is lease and lease.state is LeaseState.ORPHANED:
+            lease.runner = task.index
+        super().ran(task, lease)
+
+
+class NumbersTooEarly(Scheduler):
+    def limit(self, task):
+        orphans, self.orphans = self.orphans, []
+        try:
+            return super().limit(task)
+        finally:
+            self.orphans = orphans
+
+    def errand(self, task, now):
+        return None if self.available else super().errand(task, now)
+
+
+class EndsTooEarly(Scheduler):
+    @property
+    def unfinished(self):
+        orphans, self.orphans = self.orphans, []
+        try:
+            return super().unfinished
+        finally:
+            self.orphans = orphans
+
+
+class BoundByIdle(Scheduler):
+    def slowest(self, *clocks, but=None):
+        draining, self.draining = self.draining, False
+        try:
+            return super().slowest(*clocks, but=but)
+        finally:
+            self.draining = draining
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        CountsWhatWasRefused,
+        GivesBackTooMuch,
+        ForgetsOrphans,
+        TrustsAnyRunner,
+        NumbersTooEarly,
+        EndsTooEarly,
+        BoundByIdle,
+    ],
+)
+def test_the_histories_find(wrong):
+    for seed in range(5_000):
+        world = World(seed, wrong)
+        try:
+            world.run(SHORT)
+        except (AssertionError, RuntimeError):
+            return
+    pytest.fail(f"{wrong.__name__} was not found")

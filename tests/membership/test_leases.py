@@ -1,0 +1,199 @@
+"""What becomes of mini-batches, traced by hand on the scheduler that trains."""
+
+import pytest
+
+from tests.membership.parts import Queue, Rule
+from tf_dsgd.engine.scheduler import Scheduler
+from tf_dsgd.engine.work import What
+from tf_dsgd.membership import lease as leases
+from tf_dsgd.membership import peer as peers
+from tf_dsgd.membership import task as tasks
+from tf_dsgd.membership.lease import Lease, LeaseState
+from tf_dsgd.membership.task import Task, TaskState
+
+
+def scheduler(number=3, **options):
+    """So many workers; mini-batches are "a", "b", "c" ..."""
+    rule = options.pop("rule", Rule(1, 4))
+    made = Scheduler(rule, [Task(m) for m in range(number)], **options)
+    made.source = Queue()
+    made.source.ids.extend("abcdefgh")
+    made.available = 8
+    return made
+
+
+def counted(made, worker, messages):
+    """The worker takes and sends so many messages of one mini-batch."""
+    task = made.tasks[worker]
+    for _ in range(messages):
+        lease = made.taken(task, 1)
+        assert made.counted(task, lease, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "last", "again", "orphan"),
+    [
+        (False, [2, 2], ["c"], None),
+        (False, [3, 3], [], None),
+        (False, [2, 3], [], ["c"]),
+        (True, [2, 2], ["c", "d"], None),
+        (True, [3, 3], ["d"], None),
+        (True, [3, 2], ["d"], ["c"]),
+    ],
+)
+def test_the_numbers_that_shards_have_tell_what_becomes_of_a_lost_workers_mini_batches(
+    kept, last, again, orphan
+):
+    """Worker 1 has sent two messages; "c" is of the third, and "d", if kept, is behind it."""
+    made = scheduler()
+    task = made.tasks[1]
+    counted(made, 1, 2)
+    third = made.taken(task, 1)
+    if kept:
+        made.collected(task, "message")
+        made.taken(task, 1)
+    before = made.available
+    assert made.lose(task, 7.0) == 1
+    loss = made.fenced(task, last)
+    assert list(made.source.returned) == again
+    assert made.available == before + len(again) == 6 - bool(kept) - 1 + len(again)
+    assert (loss.orphan is not None) == (orphan is not None)
+    if orphan is not None:
+        assert loss.orphan is third and third.parts == [orphan]
+        assert third.name == (1, 1, 3)  # as its shards take it now
+    assert task.number == max(last)  # where its next incarnation goes on
+    assert not task.leases and task.clock == max(last)
+    assert (task.state, task.since) == (TaskState.LOST, 7.0)
+
+
+def test_who_completes_a_lost_workers_lease():
+    """Any worker; from the moment it joins again only it itself, before it goes on."""
+    made = scheduler()
+    first, lost, third = made.tasks
+    made.taken(lost, 1)
+    made.lose(lost, 0.0)
+    orphan = made.fenced(lost, [0, 1]).orphan
+    assert made.limit(lost) == 0 and made.limit(first) > 0
+    doing = made.next(first, 0.0)
+    assert (doing.what, doing.lease) == (What.COMPLETE, orphan)
+    assert made.errand(third, 0.0) is None  # one at a time
+    assert not made.admits(lost)
+    made.lose(first, 0.0)  # whoever completes it may be lost, too
+    made.fenced(first, [0, 0])
+    assert orphan.runner is None and made.admits(lost)
+    assert made.errand(third, 0.0) is None  # it is the owner's again
+    made.joins(lost)
+    doing = made.next(lost, 0.0)
+    assert (doing.what, doing.lease) == (What.COMPLETE, orphan)
+    made.ran(lost, orphan)
+    assert orphan.state is LeaseState.COUNTED and made.orphans == []
+    assert made.limit(lost) > 0
+    assert made.messages_sent() == [0, 1, 0]  # the orphan; nothing under the runner's own number
+
+
+def straggling():
+    """Worker 0 computes "a" from 0 on; worker 1 has sent what took it 2, and waits."""
+    made = scheduler(2, rule=Rule(1, 1, bound=0), backup_after=3.0)
+    made.backs_up = True
+    slow, quick = made.tasks
+    lease = made.next(slow, 0.0).lease
+    made.begins(slow, 0.0)
+    own = made.next(quick, 0.0).lease
+    made.begins(quick, 0.0)
+    made.ends(quick)
+    assert made.counted(quick, own, 2.0)
+    doing = made.next(quick, 2.0)
+    assert doing.what is What.WAIT and doing.until == 2.0 + 3.0  # its rule has it wait for worker 0
+    return made, slow, quick, lease
+
+
+def test_a_backup_task_sends_a_stragglers_lease_in_its_name():
+    made, slow, quick, lease = straggling()
+    assert made.next(quick, 4.9).what is What.WAIT
+    doing = made.next(quick, 5.0)
+    assert (doing.what, doing.lease) == (What.BACK_UP, lease)
+    assert lease.state is LeaseState.SHARED and made.limit(slow) == 0
+    made.ran(quick, lease)
+    assert (slow.owes, slow.number, slow.clock, slow.leases) == (lease, 1, 1, [])
+    assert not made.is_awaited(slow)  # a drain does not wait for it
+    assert made.next(quick, 6.0).what is What.ROUND
+    assert not made.counted(slow, lease, 50.0)  # what it sends is refused
+    assert lease.state is LeaseState.COUNTED and slow.owes is None and slow.fetch_next
+
+
+def test_of_a_straggler_and_its_backup_the_first_counts():
+    made, slow, quick, lease = straggling()
+    made.next(quick, 5.0)
+    assert made.counted(slow, lease, 5.5)
+    made.ran(quick, lease)  # refused as a repetition
+    assert slow.owes is None and slow.number == 1
+    assert made.messages_sent() == [1, 1]
+
+
+def test_a_straggler_that_is_lost_while_it_is_backed_up():
+    """Its shards refuse what the backup task sends in the name of who was replaced."""
+    made, slow, quick, lease = straggling()
+    made.next(quick, 5.0)
+    made.lose(slow, 6.0)
+    made.ran(quick, lease)
+    made.fenced(slow, [0])
+    assert lease.state is LeaseState.RETURNED and list(made.source.returned) == ["a"]
+    assert slow.owes is None and slow.number == 0
+
+
+def test_an_answer_that_comes_after_the_worker_was_lost_counts_nothing():
+    made = scheduler()
+    task = made.tasks[0]
+    lease = made.taken(task, 1)
+    made.lose(task, 0.0)
+    assert not made.counted(task, lease, 1.0)  # shards are being asked
+    made.fenced(task, [1])
+    assert not made.counted(task, lease, 1.0)
+    assert (task.number, task.clock) == (1, 1)
+
+
+def test_after_an_error_nothing_goes_to_others():
+    made = scheduler()
+    made.taken(made.tasks[1], 1)
+    made.collected(made.tasks[1], "message")
+    made.taken(made.tasks[1], 1)
+    made.clear([0, 4, 0])
+    assert made.available == 0 and not made.unfinished
+    assert made.tasks[1].number == 4
+
+
+def test_a_worker_that_waits_for_pipelines_of_those_that_take_no_part_yet():
+    """With a warm start the first worker does all there is, if that is less."""
+    made = scheduler(2, rule=Rule(1, 1, warm_start=100))
+    made.others()
+    assert made.others() == [1]
+
+
+@pytest.mark.parametrize(
+    ("of", "allowed"),
+    [(LeaseState, leases.ALLOWED), (TaskState, tasks.ALLOWED), (peers.PeerState, peers.ALLOWED)],
+)
+def test_what_does_not_follow_raises(of, allowed):
+    assert set(allowed) == set(of)
+    for state in of:
+        for other in of:
+            made = peers.Peer(0, "h:1") if of is peers.PeerState else None
+            made = made or (Task(0) if of is TaskState else Lease(0, 0, 1))
+            made._state = state
+            if other in allowed[state]:
+                made.become(other)
+                assert made.state is other
+            else:
+                with pytest.raises(RuntimeError, match="does not follow"):
+                    made.become(other)
+
+
+def test_an_orphan_is_not_counted_by_an_answer_of_the_owner_that_was_lost():
+    """A refusal is no error: the call comes back as if nothing had happened."""
+    made = scheduler()
+    task = made.tasks[1]
+    lease = made.taken(task, 1)
+    made.lose(task, 0.0)
+    made.fenced(task, [0, 1])
+    assert not made.counted(task, lease, 1.0)
+    assert lease.state is LeaseState.ORPHANED and made.orphans == [lease]

@@ -1,0 +1,122 @@
+"""`python -m tf_dsgd` and its commands, as a user types them."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import tf_dsgd
+from tests import helpers
+from tests.packaging.repository import run_python
+from tf_dsgd.launch import options
+
+
+def run(*arguments, timeout=60.0):
+    return run_python("-m", "tf_dsgd", *arguments, timeout=timeout)
+
+
+def test_the_version_without_importing_tensorflow():
+    code = (
+        "import runpy, sys; sys.orig_argv[:] = ['python', '-m', 'tf_dsgd', '--version'];"
+        "sys.argv[:] = ['-m', '--version']; import tf_dsgd; sys.argv[0] = 'tf_dsgd';"
+        "runpy.run_module('tf_dsgd.__main__', run_name='__main__');"
+        "print('tensorflow' in sys.modules)"
+    )
+    ended = run_python("-c", code, timeout=60.0)
+    assert ended.stdout.split("\n")[:2] == [f"tf_dsgd {tf_dsgd.__version__}", "False"]
+
+
+def test_what_is_here():
+    ended = run()
+    assert ended.returncode == 0, ended.stderr
+    for word in ("TensorFlow  2.", "Keras       3.", "cores", "launch", "selfcheck"):
+        assert word in ended.stdout
+    assert f"tf_dsgd     {tf_dsgd.__version__}" in ended.stdout
+
+
+@pytest.mark.parametrize(("given", "meant"), [("lanch", "launch"), ("self-check", "selfcheck")])
+def test_a_command_that_there_is_not(given, meant):
+    ended = run(given)
+    assert ended.returncode == 2
+    assert f"Did you mean {meant}?" in ended.stderr
+
+
+def test_launch_as_a_command(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print('SCRIPT', sys.argv[1:])")
+    ended = run("launch", "--workers", "1", "--spmd", str(script), "a", "--b")
+    assert ended.returncode == 0, ended.stderr
+    assert "SCRIPT ['a', '--b']" in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_selfcheck():
+    ended = run("selfcheck", timeout=240.0)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["ok"] * 5
+    assert lines[-1].startswith("all is well")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--worker", "2", "train.py"], "there is no --worker: did you mean --workers?"),
+        (["--workers", "2", "--restart-workers", "1", "t.py"], "did you mean --restart_workers?"),
+        (["--workers=2", "--threads", "3", "t.py"], "did you mean --threads_per_worker?"),
+    ],
+)
+def test_options_of_the_launcher_that_there_are_not(capsys, arguments, hint):
+    with pytest.raises(SystemExit) as ended:
+        options.parse(arguments)
+    assert ended.value.code == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_what_belongs_to_the_script_gets_no_hint(capsys):
+    with pytest.raises(SystemExit):
+        options.parse(["--workers", "2", "no_such_file.py", "--worker", "3"])
+    said = capsys.readouterr().err
+    assert "no_such_file.py" in said and "did you mean" not in said
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_ctrl_c_as_the_script_starts(tmp_path, seconds):
+    """Nobody's traceback, while Python imports its own modules for the script."""
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tf_dsgd.launch", "--workers", "1", "--spmd", str(script)],
+        cwd=helpers.ROOT,
+        env=helpers.python_env(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 30.0
+        while not psutil.Process(process.pid).children():
+            assert time.monotonic() < deadline
+        time.sleep(seconds)  # the moment is what is tested
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert process.returncode == 130
+    assert "Traceback" not in said, said
+
+
+@pytest.mark.slow
+def test_ctrl_c_as_the_launcher_itself_starts():
+    """As its modules are imported, and it has no handler yet."""
+    code = (
+        "import os, signal, sys; sys.orig_argv[:] = ['python', '-m', 'tf_dsgd.launch'];"
+        "sys.argv[:] = ['-m']; import tf_dsgd; os.kill(os.getpid(), signal.SIGINT)"
+    )
+    ended = run_python("-c", code, timeout=60.0)
+    assert ended.returncode == -signal.SIGINT  # which a shell calls 130
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,62 @@
+"""What stands in junit's file comes out by file; lines of progress state what is counted."""
+
+from types import SimpleNamespace
+
+from tests import progress
+from tests.packaging import where_time_goes
+
+JUNIT = """<?xml version="1.0" encoding="utf-8"?>
+<testsuites><testsuite tests="3">
+<testcase classname="tests.engine.test_one" name="test_a[1]" time="2.5">
+  <properties>
+    <property name="cpu_seconds" value="0.5"/><property name="x" value="y"/>
+  </properties>
+</testcase>
+<testcase classname="tests.engine.test_one" name="test_b" time="0.5">
+  <properties><property name="cpu_seconds" value="0.25"/></properties>
+</testcase>
+<testcase classname="tests.test_two" name="test_c" time="1.0"/>
+</testsuite></testsuites>
+"""
+
+
+def test_by_file(tmp_path):
+    (tmp_path / "a.xml").write_text(JUNIT)
+    (tmp_path / "b.xml").write_text(JUNIT.replace('time="2.5"', 'time="6.5"'))
+    files, tests = where_time_goes.read([tmp_path / "a.xml", tmp_path / "b.xml"])
+    assert where_time_goes.table(files, 1).splitlines()[2:] == [
+        "| tests/engine/test_one.py | 4 | 10 | 83.3 % | 2 |",
+        "| 1 others | 2 | 2 | 16.7 % | 0 |",
+        "| all | 6 | 12 | 100.0 % | 2 |",
+    ]
+    assert tests[0] == (6.5, "tests/engine/test_one.py::test_a[1]")
+    assert len(tests) == 6
+
+
+def report(nodeid, when, outcome="passed"):
+    return SimpleNamespace(nodeid=nodeid, when=when, failed=outcome == "failed")
+
+
+def test_a_line_every_ten_seconds_and_at_once_for_a_failure():
+    lines = []
+    terminal = SimpleNamespace(
+        ensure_newline=lambda: None,
+        write_line=lambda text, **markup: lines.append(text.strip()),
+        flush=lambda: None,
+    )
+    now = [100.0]
+    written = progress.Progress(terminal, clock=lambda: now[0])
+    written.pytest_xdist_node_collection_finished(ids=["a.py::x"] * 50)
+    for number in range(50):
+        now[0] += 1.5
+        outcome = "failed" if number == 1 else "passed"
+        for when in ("setup", "call", "teardown"):
+            name = "b.py::y" if number > 20 else "a.py::x"
+            written.pytest_runtest_logreport(
+                report(name, when, outcome if when == "call" else "passed")
+            )
+    assert lines[0] == "FAILED a.py::x (call)"
+    # Every seventh test comes 10.5 s after the one that was said last.
+    assert lines[1] == "7 of 50 tests,  14 %, 0:10 gone, about 1:04 to go; a.py"
+    assert lines[-1] == "50 of 50 tests, 100 %, 1:15 gone, about 0:00 to go; b.py"
+    assert len(lines) == 1 + 7 + 1

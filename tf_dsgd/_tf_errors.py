@@ -1,0 +1,170 @@
+"""What TensorFlow's errors say that only their texts tell: here alone are texts matched.
+
+The class of an error (`tf.errors.NotFoundError`, ...) does not tell a worker that was replaced from
+one that was not told of a function. Each text was seen in TensorFlow 2.21.0, and what provokes it
+is said beside it; `ClusterCoordinator` tells lost workers by some of the same
+(`_is_worker_failure` in cluster_coordinator.py). Errors may quote others, so that a text counts
+wherever it stands. Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# On every task TensorFlow keeps a context for each chief: all that the chief holds there. A process
+# that took the place of another at its address, before any connection broke, has none: "Unable to
+# find a context_id matching the specified one".
+_NO_CONTEXT_ID = "context_id"
+# The same of a task that is asked for a device by the name that the former process gave it.
+_NO_DEVICE = "unknown device"
+# A tensor that the former process held.
+_NO_TENSOR = "Unable to find the relevant tensor remote_handle"
+# A variable or tensor whose device left the cluster, or came back as another, while it was used.
+_NOT_REMOTE = "Primary device is not remote"
+# A task was asked for what is on another one, which left the cluster meanwhile.
+_LEFT_CLUSTER = "No worker known as"
+
+_REPLACED = (_NO_CONTEXT_ID, _NO_DEVICE, _NO_TENSOR, _NOT_REMOTE, _LEFT_CLUSTER)
+_NO_CONTEXT = (_NO_CONTEXT_ID, _NO_DEVICE, _LEFT_CLUSTER)
+
+# An eager call of a function by a name that its task was not told.
+_NO_SUCH_FUNCTION = "is neither a type of a primitive operation nor a name of a function registered"
+# The same where the function is called by another function, which the task knows: "Could not find
+# required function definition", or "Was not able to find a function definition".
+_NO_DEFINITION = "function definition"
+
+# gRPC's answer to a task that did not answer its keep-alive ping in time (`transport.channels`).
+_PING = "ping timeout"
+
+# What pybind11 makes of a KeyboardInterrupt that Python raises while pybind11 makes an exception of
+# TensorFlow's error: a RuntimeError (before Python 3.12), "MISMATCH of original and normalized
+# active exception types: ORIGINAL UnavailableError REPLACED BY KeyboardInterrupt".
+_INTERRUPTED = "REPLACED BY KeyboardInterrupt"
+
+# `tf.distribute` says it of a variable of one strategy that meets the scope of another, or of none.
+_OTHER_STRATEGY = "Mixing different tf.distribute.Strategy objects"
+
+# `tf.raw_ops.PyFunc` on a server where nobody answers to its token: "Could not find callback with
+# key=TOKEN", or, of a server without Python, that PyFunc has no kernel.
+_PY_FUNC = "PyFunc"
+
+# The line before the reason, in errors of a graph that ran on several servers.
+_FROM_TASK = "From /job:"
+
+
+# The lines before what an operation of a graph has to say: the code that made each node on the way.
+_DETECTED = "Detected at node"
+_NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
+
+
+# What XLA ends each of its refusals with; before it stand the reason and a stack of calls.
+_NOT_COMPILED = "tf2xla conversion failed"
+_STACK = re.compile(r"Stack trace for op definition|The op is created at|" + _NOT_COMPILED)
+# One reason: "No registered 'AsString' OpKernel for XLA_CPU_JIT devices compatible with node
+# {{function_node ...}}{{node dense/AsString}}". What a function is given is the operation `_Arg`.
+_NO_KERNEL = re.compile(r"No registered '(\w+)' OpKernel.*?\{\{node ([^}]+)\}\}")
+# Before a reason: "(0) INVALID_ARGUMENT:" where a graph on several servers failed, and functions.
+_PREFIX = re.compile(r"\(\d+\) [A-Z_]+:|\{\{\w*node [^}]*\}\}")
+_TYPE = re.compile(r"Requested Attributes:.*?\bd?[Tt](?:ype)?=DT_(\w+)")
+
+
+def in_short(error: BaseException) -> BaseException:
+    """The same error without the code that made each node on the way: what failed, and where."""
+    text = str(getattr(error, "message", ""))
+    if not hasattr(error, "node_def"):
+        return error
+    told = _not_compiled(text) if _NOT_COMPILED in text else _without_nodes(text)
+    if told is None:
+        return error
+    made: Any = type(error)
+    try:
+        brief: BaseException = made(error.node_def, getattr(error, "op", None), told)
+    except TypeError:  # OpError itself wants a code, too
+        return error
+    return brief
+
+
+def _without_nodes(text: str) -> str | None:
+    """An operation's own words, and where in the model that is."""
+    found = _NODE.search(text)
+    if _DETECTED not in text or found is None:
+        return None
+    reason = text[: found.start()].rstrip().rpartition("\n\n")[2]
+    return f"{reason} (at {found[1]}, in a worker's step)"
+
+
+def _not_compiled(text: str) -> str:
+    """What XLA cannot compile, where in the model that is, and what to do."""
+    found, kind = _NO_KERNEL.search(text), _TYPE.search(text)
+    if found is not None:
+        what = "an input" if found[1] == "_Arg" else f"the operation {found[1]}"
+        of_type = "" if kind is None else f" of type {kind[1].lower()}"
+        reason = f"it has no kernel for {what}{of_type} (at {found[2]})"
+    else:
+        before = _PREFIX.sub("", _STACK.split(text, maxsplit=1)[0]).rstrip()
+        reason = before.rpartition("\n")[2].strip() or "unknown reason"
+    return (
+        f"XLA cannot compile the model's step: {reason.rstrip('.')}. "
+        "Compile the model with jit_compile=False."
+    )
+
+
+def says_replaced(error: BaseException) -> bool:
+    """Whether a call found another process in a task's place, or the task left out of the cluster.
+
+    It needs not be so at once: a task that was stopped while others joined says the same.
+    """
+    return _says_one_of(error, _REPLACED)
+
+
+def says_no_context(error: BaseException) -> bool:
+    """Whether a task has nothing of this process's, or does not know itself.
+
+    Of those that `says_replaced`: without errors of tensors, which say that there is a context.
+    """
+    return _says_one_of(error, _NO_CONTEXT)
+
+
+def says_untold(error: BaseException, function: str | None = None) -> bool:
+    """Whether a task was not told of a function that was called, before it did anything.
+
+    Args:
+        error: of the call.
+        function: the name of the function that was called, if others do not count, such as one
+            that is called by it.
+    """
+    if function is not None:
+        return f"'{function}' {_NO_SUCH_FUNCTION}" in str(error)
+    return _says_one_of(error, (_NO_SUCH_FUNCTION, _NO_DEFINITION))
+
+
+def says_ping_timeout(error: BaseException) -> bool:
+    """Whether gRPC closed the connection to a task that did not answer its ping."""
+    return _PING in str(error)
+
+
+def says_interrupted(error: BaseException) -> bool:
+    """Whether a RuntimeError is a Ctrl-C that came as a call failed."""
+    return _INTERRUPTED in str(error)
+
+
+def says_other_strategy(error: BaseException) -> bool:
+    """Whether a RuntimeError says that a variable belongs to another strategy, or to none."""
+    return str(error).startswith(_OTHER_STRATEGY)
+
+
+def says_nobody_answers(error: BaseException, token: str) -> bool:
+    """Whether a server has no Python function by a token (`_tf_server.answer_remotely`)."""
+    return _says_one_of(error, (token, _PY_FUNC))
+
+
+def reason_of(error: BaseException) -> str:
+    """The line that says what went wrong: the first one, or the one behind a task's name."""
+    lines = [line for line in str(error).split("\n") if line.strip()]
+    named = [k for k, line in enumerate(lines[:-1]) if line.startswith(_FROM_TASK)]
+    return lines[named[0] + 1] if named else lines[0]
+
+
+def _says_one_of(error: BaseException, texts: tuple[str, ...]) -> bool:
+    return any(text in str(error) for text in texts)

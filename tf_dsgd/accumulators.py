@@ -1,0 +1,78 @@
+"""Sums of gradients, kept beside a weight; of sparse gradients only the rows that came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import arithmetic
+from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.places import Place
+
+
+class Accumulator:
+    """The sum called `name` for weight `index` of a worker or a shard; at first zero.
+
+    A table of a million rows is not copied for the hundred of which gradients came: of a sparse
+    gradient its rows are kept, one after the other, until the sum is taken.
+    """
+
+    def __init__(self, place: Place, name: str, index: int):
+        self._shape = place.weights[index].shape.as_list()
+        self._is_sparse = place.is_sparse(index)
+        if self._is_sparse:
+            row = self._shape[1:]
+            self._rows = place.cell(f"{name}_rows", index, shape=[None], dtype=tf.int64)
+            self._values = place.cell(f"{name}_values", index, shape=[None, *row])
+        else:
+            self._total = place.cell(name, index)
+
+    @property
+    def rows(self) -> tf.Tensor:
+        """Rows of a sparse weight of which there are gradients in the sum; some repeatedly."""
+        return self._rows.read_value()
+
+    def put(self, gradient: Gradient) -> None:
+        """sum := g."""
+        if self._is_sparse:
+            self._rows.assign(tf.cast(gradient.indices, tf.int64), read_value=False)
+            self._values.assign(gradient.values, read_value=False)
+        else:
+            self._total.assign(gradient, read_value=False)
+
+    def add(self, gradient: Gradient, factor: Any = None) -> None:
+        """sum += factor g; without a factor, sum += g."""
+        if self._is_sparse:
+            if factor is not None:
+                gradient = arithmetic.scaled(gradient, factor)
+            indices = tf.cast(gradient.indices, tf.int64)
+            self._rows.assign(tf.concat([self.rows, indices], 0), read_value=False)
+            values = tf.concat([self._values.read_value(), gradient.values], 0)
+            self._values.assign(values, read_value=False)
+        elif factor is None:
+            arithmetic.add(self._total, gradient)
+        else:
+            arithmetic.descend(self._total, -factor, gradient)
+
+    def get(self) -> Gradient:
+        """The sum; of a sparse weight as it came, rows named repeatedly, too."""
+        if not self._is_sparse:
+            return tf.identity(self._total.read_value())
+        values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
+        return tf.IndexedSlices(values, rows, tf.constant(self._shape))
+
+    def take(self) -> Gradient:
+        """The sum, which then begins anew from zero.
+
+        Each row is named once, so that an optimizer squares the sum of a row's gradients, as it
+        does with a dense gradient.
+        """
+        total = self.get()
+        if not self._is_sparse:
+            self._total.assign(tf.zeros_like(total), read_value=False)
+            return total
+        self._rows.assign(tf.zeros([0], tf.int64), read_value=False)
+        empty = tf.zeros([0, *self._shape[1:]], total.values.dtype)
+        self._values.assign(empty, read_value=False)
+        return arithmetic.merged_rows(total)

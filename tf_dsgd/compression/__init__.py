@@ -1,0 +1,1 @@
+"""One file per codec: how messages are made smaller."""

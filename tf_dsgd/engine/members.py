@@ -1,0 +1,464 @@
+"""Which workers of a cluster are there: they may be lost, and come back.
+
+A worker that is lost is fenced first: its shards take nothing more from that incarnation, and say
+which of its messages they have. What that means for its mini-batches is the scheduler's. This is
+what the chief does about it: it tells shards and TensorFlow, makes variables, and names what was
+lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tf_dsgd import _tf_remote
+from tf_dsgd._tf_errors import says_ping_timeout, says_replaced, says_untold
+from tf_dsgd.console import say
+from tf_dsgd.engine.scheduler import Scheduler
+from tf_dsgd.engine.state import Store
+from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.task import Task, TaskState
+from tf_dsgd.resuming import advice, shards_lost
+from tf_dsgd.transport import probing
+from tf_dsgd.transport.aside import Aside
+from tf_dsgd.transport.connection import Connection, UnequalVersions
+from tf_dsgd.transport.heartbeat import Heartbeat
+from tf_dsgd.transport.sockets import close_connections
+
+if TYPE_CHECKING:
+    from tf_dsgd.engine.threads import ThreadsEngine
+
+
+# Errors of calls to a task that is gone, or whose connection was closed.
+_BROKEN = (tf.errors.UnavailableError, tf.errors.AbortedError)
+
+
+class Members:
+    """What the chief of a cluster knows and does about workers that come and go.
+
+    Args:
+        connection: to the tasks.
+        timeout_seconds: how long a task may say nothing.
+        renewed: called with a worker whose variables are all new.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        timeout_seconds: float,
+        renewed: Callable[[Task], None],
+    ):
+        self.connection = connection
+        self._timeout = timeout_seconds
+        self._renewed = renewed
+        self._engine: ThreadsEngine | None = None
+        now = time.monotonic()
+        present = connection.present()
+        while not any(present) and time.monotonic() - now < timeout_seconds:
+            time.sleep(0.1)  # they may be started again in this moment
+            present = connection.present()
+        self.tasks = [Task(m, now, here=here) for m, here in enumerate(present)]
+        self.store = Store(
+            connection.worker_devices(),
+            len(connection.shard_devices()),
+            self.tasks,
+            self.was_lost_by,
+            self.assemble,
+            connection.call,
+        )
+        self._losing = threading.Lock()
+        """Held while a worker is fenced: its own thread and the main one may both find it lost."""
+        self._unfenced: set[int] = set()
+        """Lost workers of which not every shard may know: telling them failed half-way."""
+        self._standing: tuple[float, Any] = now, None
+        """Since when nothing has changed, as far as the main thread has seen, and what it saw."""
+        self._looked = self._called = now
+        self._calling: Aside | None = None
+        """What has tasks answer calls."""
+        self._heartbeat: Heartbeat | None = None
+
+    def attend(self, engine: ThreadsEngine) -> None:
+        """From here on workers take part in training, and are probed."""
+        self._engine = engine
+        probe = functools.partial(_probe, weakref.ref(self))
+        self._heartbeat = Heartbeat(probe, deadlines.probe_every(self._timeout))
+        self._heartbeat.start()
+        self.connection.reasons.append(functools.partial(_reason, weakref.ref(self)))
+
+    @property
+    def engine(self) -> ThreadsEngine:
+        """Whose workers these are."""
+        if self._engine is None:
+            raise RuntimeError(
+                "All workers were lost while the strategy was made. Look at what their processes "
+                "printed last, and start this script again."
+            )
+        return self._engine
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who does what next."""
+        return self.engine.scheduler
+
+    def here(self) -> Any:
+        """Within, tensors are made by this process, and travel with the call that takes them.
+
+        TensorFlow makes a constant on another task by a call of its own, and holds Python's lock
+        until it is answered: nobody here would do anything for as long as that task is stopped.
+        """
+        return tf.device(self.connection.host_device)
+
+    def close(self) -> None:
+        """Asks tasks no more."""
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+            self._heartbeat.join(deadlines.PROBE_SECONDS)
+
+    # -- what a failed call is due to -------------------------------------------------------
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """As `Engine.explained`."""
+        try:
+            with _tf_remote.interruptible():
+                yield
+        except (tf.errors.OpError, SystemError) as error:
+            reason = self.reason(error)
+            if reason is None:
+                raise
+            raise reason from error
+
+    def reason(self, error: BaseException) -> RuntimeError | None:
+        """What a failed call is due to, if tasks with shards were lost.
+
+        Where a step is traced, TensorFlow's C code makes a SystemError of another.
+        """
+        silent = self.connection.silent_shards()
+        if not silent and isinstance(error, (*_BROKEN, SystemError)):
+            silent = self._silent_shards()
+        return self._shards_lost(silent) if silent else None
+
+    def _silent_shards(self) -> list[str]:
+        """Tasks with shards that cannot be reached, or do not answer, once a call to one failed.
+
+        One that is killed may take connections for a moment more, and one that is stopped does.
+        """
+        deadline = time.monotonic() + deadlines.PROBE_SECONDS + self._timeout / 4
+        while True:
+            unanswering = self.connection.unanswering_shards(deadlines.PROBE_SECONDS)
+            unreachable = self.connection.silent_shards()
+            if unreachable or not unanswering or time.monotonic() > deadline:
+                return unreachable or unanswering
+            time.sleep(0.05)
+
+    @property
+    def _last_backup(self) -> str | None:
+        return None if self._engine is None else self._engine.last_backup
+
+    def _shards_lost(self, names: list[str]) -> RuntimeError:
+        return shards_lost(names, self._last_backup)
+
+    def _check_shards_go_on(self, task: Task) -> None:
+        """Raises the error that the loss of a worker is, where a part of the model goes with it."""
+        if self.connection.shards_on_workers:
+            raise self._shards_lost([self.connection.worker_name(task.index)])
+
+    def was_lost_by(self, m: int, error: tf.errors.OpError) -> bool:
+        """After a call failed on a worker: whether it was lost; if so the others go on."""
+        silent = self.connection.silent_shards()
+        if silent:
+            raise self._shards_lost(silent) from error
+        task = self.tasks[m]
+        if not self.means_lost(task, error):
+            return False
+        if says_ping_timeout(error):
+            self._condemn([self.connection.worker_address(m)])
+        if self._engine is None:  # it has sent nothing yet
+            self._check_shards_go_on(task)
+            if task.is_present:
+                task.become(TaskState.LOST)
+        else:
+            self.lose(task)
+        return True
+
+    def means_lost(self, task: Task, error: tf.errors.OpError) -> bool:
+        """Whether a failed call means that the worker's process is gone, or is another one."""
+        if not self.connection.worker_listens(task.index) or isinstance(error, _BROKEN):
+            return True
+        if says_replaced(error) or not self._has_its_clock(task):
+            return True
+        untold = says_untold(error) and not task.lacked_function
+        task.lacked_function = task.lacked_function or untold
+        return untold
+
+    def _has_its_clock(self, task: Task) -> bool:
+        """Whether a worker has its variables; another process at its address has none."""
+        copy = None if self._engine is None else self.store.clock.copies[task.index]
+        if copy is None:
+            return False
+        try:
+            copy.numpy()
+        except tf.errors.OpError:
+            return False
+        return True
+
+    # -- who is lost ------------------------------------------------------------------------
+
+    def lose(self, task: Task) -> None:
+        """Fences a lost worker; its mini-batches go to others if no shard has their gradients."""
+        self._check_shards_go_on(task)
+        with self._losing:
+            if task.is_present or task.index in self._unfenced:
+                self._fence(task)
+
+    def _fence(self, task: Task) -> None:
+        m, engine = task.index, self.engine
+        with engine.changed:
+            if task.is_present:
+                self.scheduler.lose(task, time.monotonic())
+                self._unfenced.add(m)
+        self.connection.peers[m].estrange()
+        with self.here():
+            worker = tf.constant(m, tf.int64)
+            latest = tf.constant(task.incarnation, tf.int64)
+            last = [int(shard.fence(worker, latest)) for shard in engine.shards]
+        with engine.changed:
+            self.store.lose(m)
+            loss = self.scheduler.fenced(task, last)
+            self._unfenced.discard(m)
+            left = len(self.scheduler.present)
+            engine.wake()
+        again = ""
+        if loss.orphan is not None:
+            again = ", its last message is completed for ps tasks that had not got it"
+        say(
+            f"lost {self.connection.worker_name(m)}; {loss.count} unfinished mini-batches go to "
+            f"others{again}, {left} of {len(self.tasks)} workers go on"
+        )
+
+    # -- who answers ------------------------------------------------------------------------
+
+    def probe(self) -> None:
+        """Asks all tasks whether they are there, and ends calls to those that have been silent.
+
+        Whatever waits for a silent task ends with an error, by which it counts as lost. Those that
+        answer have to answer TensorFlow's calls, too. In a thread of its own.
+        """
+        connection, asked = self.connection, time.monotonic()
+        addresses = set(connection.addresses())
+        unheard = probing.not_answering(addresses, deadlines.probe_every(self._timeout))
+        self._have_answer(addresses - unheard)
+        suspects = connection.liveness.probed(asked, time.monotonic(), addresses - unheard, unheard)
+        # Some may have come back while others were asked.
+        silent = probing.not_answering(suspects & unheard, deadlines.PROBE_SECONDS)
+        silent |= suspects - unheard
+        self._condemn(silent)
+        for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
+            close_connections(address)
+
+    def _condemn(self, addresses: Any) -> None:
+        """They count as silent, whoever uses them."""
+        lost = {self.connection.worker_address(t.index) for t in self.tasks if not t.is_present}
+        for address in sorted(self.connection.liveness.condemn(addresses) - lost):
+            name = self.connection.name_at(address)
+            say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
+
+    def _have_answer(self, answering: set[str]) -> None:
+        """Has tasks answer calls now and then."""
+        now = time.monotonic()
+        if self._calling is not None:
+            if not self._calling.wait(0.0):
+                return
+            calling, self._calling = self._calling, None
+            calling.result()
+        if now - self._called > deadlines.CALL_EVERY_SECONDS:
+            self._called = now
+            call = functools.partial(self.connection.ask, answering)
+            self._calling = Aside(call, "tf_dsgd has tasks answer")
+
+    def hasten(self, seconds: float) -> None:
+        """Ends calls of workers that wait for a task with shards; nothing goes on without it."""
+        if seconds > deadlines.PROBE_SECONDS and self.connection.unanswering_shards(
+            deadlines.PROBE_SECONDS
+        ):
+            for task in self.tasks:
+                if self.engine.has_thread(task):
+                    close_connections(self.connection.worker_address(task.index))
+
+    # -- who comes back ---------------------------------------------------------------------
+
+    def look_now_and_then(self) -> None:
+        """Looks, if anybody is lost, and that was not done lately."""
+        seconds = time.monotonic() - self._looked
+        if seconds > deadlines.LOOK_SECONDS and (self._absent() or self._silent_at_rest()):
+            self.look()
+
+    def _absent(self) -> list[Task]:
+        return [task for task in self.tasks if not task.is_present]
+
+    def _silent_at_rest(self) -> list[Task]:
+        """Workers that do not answer, and have no call under way that would tell of it."""
+        silent = [
+            task
+            for task in self.scheduler.present
+            if self.connection.liveness.is_silent(self.connection.worker_address(task.index))
+        ]
+        return [t for t in silent if t.index not in self.engine.working()]
+
+    def look(self) -> None:
+        """Lets workers join that came, or came back; ends a wait that is in vain."""
+        self._looked = now = time.monotonic()
+        for task in self._silent_at_rest():
+            self._check_shards_go_on(task)
+            with self.engine.changed:
+                if task.index in self.engine.working():
+                    continue  # it has begun a call, which will tell
+                self.scheduler.silent(task)
+            self.lose(task)
+        for m in list(self._unfenced):
+            self.lose(self.tasks[m])
+        for task in self._absent():
+            if not self.connection.worker_listens(task.index):
+                if task.state is TaskState.REFUSED:
+                    task.become(TaskState.LOST)
+            elif self.engine.has_thread(task):
+                continue  # it has not found out yet that its worker is lost
+            elif task.state is TaskState.REFUSED and self.connection.was_replaced(task.index):
+                task.become(TaskState.LOST)
+            elif task.state is TaskState.LOST and self._is_connected(task):
+                self._join(task)
+        if not self.scheduler.present:
+            self._check_somebody_comes(now)
+        self._end_standstill(now)
+        if not self.engine.has_failed:
+            silent = self.connection.silent_shards()
+            if silent:
+                raise self._shards_lost(silent)
+
+    def _end_standstill(self, now: float) -> None:
+        """Where all wait for workers that answer nothing, and no rule does, these are lost.
+
+        That is where nobody else can do their work: `late_after_seconds` later.
+        """
+        scheduler, engine = self.scheduler, self.engine
+        least = scheduler.backup_after
+        with engine.changed:
+            for task in self.tasks:
+                slow = task.read_since is not None and least is not None
+                task.read_is_slow = slow and now - (task.read_since or now) > (least or 0.0)
+            working = engine.working()
+            progress = working, scheduler.available, [(t.clock, t.unsent) for t in self.tasks]
+        if progress != self._standing[1]:
+            self._standing = now, progress
+        waits = scheduler.exchange.bounds_staleness or self.connection.shards_on_workers
+        if working and not waits and least is not None and now - self._standing[0] > least:
+            self.connection.silence(self.connection.worker_address(m) for m in working)
+
+    def _check_somebody_comes(self, now: float) -> None:
+        """Ends training with an error once all workers have been lost for too long."""
+        coming = [task for task in self.tasks if task.state is not TaskState.REFUSED]
+        there = any(self.connection.worker_listens(task.index) for task in coming)
+        limit = self._timeout + deadlines.LAST_SECONDS * there
+        if now - max(task.since for task in self.tasks) <= limit:
+            return
+        names = ", ".join(self.connection.worker_name(task.index) for task in self.tasks)
+        none_came = TimeoutError(
+            f"All workers were lost, and none came back within {limit:g} s: {names}. "
+            "Start them again, or allow more time with "
+            f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self._last_backup)}"
+        )
+        with self.engine.changed:
+            self.engine.fail(None, none_came)
+        for task in self.tasks:
+            task.since = now  # who trains again waits again
+
+    def assemble(self) -> None:
+        """Waits in the main thread until a worker is there again."""
+        engine = self.engine
+        say(f"no worker is there: waiting {self._timeout:g} s for one")
+        while not self.scheduler.present:
+            self.look()
+            engine.raise_error()
+            time.sleep(0.1)
+
+    def _is_connected(self, task: Task) -> bool:
+        """Whether TensorFlow has let a worker in; it waits if that one stops meanwhile."""
+        try:
+            return self.connection.join(task.index, deadlines.JOIN_SECONDS)
+        except UnequalVersions as error:  # the others go on; another process may come
+            task.become(TaskState.REFUSED)
+            say(f"{error} It takes no part until then.")
+        except tf.errors.OpError as error:
+            self._say_gone_again(task, error)
+        return False
+
+    def _join(self, task: Task) -> None:
+        """A worker takes part again, once nobody completes a lease in its name."""
+        engine = self.engine
+        with engine.changed:
+            if not self.scheduler.admits(task):
+                return
+        try:
+            with self.here():
+                self.store.renew(task.index, task.number)
+            with engine.changed:
+                here = self.store.present[task.index]
+                if here:
+                    self._renewed(task)
+                    self.scheduler.joins(task)
+                    engine.start_threads()
+                    engine.wake()
+        except tf.errors.OpError as error:
+            self._say_gone_again(task, error)
+            return
+        finally:
+            with engine.changed:
+                self.scheduler.gone_again(task)  # unless it has joined
+                engine.wake()
+        if not here:
+            self.connection.peers[task.index].estrange(joining=True)  # lost again meanwhile
+            return
+        say(f"{self.connection.worker_name(task.index)} joined")
+
+    def _say_gone_again(self, task: Task, error: tf.errors.OpError) -> None:
+        with self.engine.changed:
+            self.scheduler.gone_again(task)
+        self.connection.peers[task.index].estrange(joining=True)
+        here = self.connection.worker_listens(task.index)
+        what = "has not joined yet" if here else "was lost again while it joined"
+        why = error.message.partition("\n")[0]
+        say(f"{self.connection.worker_name(task.index)} {what}: {why}")
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """As `Engine.tracing`."""
+        self.connection.use()
+        with tf.init_scope():
+            for task in self.scheduler.present:
+                if not self.connection.worker_listens(task.index):
+                    self.lose(task)
+            if not self.scheduler.present:
+                self.assemble()
+        with self.explained():
+            yield
+
+
+def _probe(members: weakref.ref[Members]) -> bool:
+    """Probes, if anybody wants to know."""
+    found = members()
+    if found is None:
+        return False
+    found.probe()
+    return True
+
+
+def _reason(members: weakref.ref[Members], error: tf.errors.OpError) -> RuntimeError | None:
+    found = members()
+    return None if found is None else found.reason(error)

@@ -1,0 +1,1 @@
+"""Programs that start a cluster's processes on one machine, and that serve one task."""

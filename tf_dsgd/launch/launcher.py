@@ -1,0 +1,426 @@
+"""Trains on one machine with several processes: `python -m tf_dsgd.launch --workers 4 train.py`.
+
+Starts worker and ps processes (`tf_dsgd.serve`) on ports of 127.0.0.1, then the script as the
+chief, each with its TF_CONFIG. Ends them all when the script ends, with the script's exit code.
+
+With `--spmd` there is no chief and no ps: every worker runs the script, as
+`tf_dsgd.callbacks.PeriodicAveraging` needs it. Ends with the first exit code that is not 0; the
+other workers then have a few seconds to say what they miss.
+
+If the launcher itself is killed, Linux kills the processes it started. On other systems the worker
+and ps processes end by themselves, as a pipe that they watch closes; the script does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, TextIO
+
+from tf_dsgd.launch.options import parse
+from tf_dsgd.resuming import (
+    BACKUP_FD,
+    COMMAND,
+    ENDED_FD,
+    PARENT_FD,
+    THREADS,
+    how_to_go_on,
+)
+
+_INTRA_OP = "TF_NUM_INTRAOP_THREADS"
+
+INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
+LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
+STOP_SECONDS = 5.0
+_BOOT_SECONDS = 0.3  # so old a script has nothing to save
+
+# Runs in a child before it becomes the program: Linux kills it when the launcher dies, whatever
+# kills that. Popen's preexec_fn would do it in a fork of a process with threads, which may hang.
+_TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+# A step frees blocks of up to some MB and takes as large ones again. glibc would give them back to
+# the kernel each time, which maps and clears them anew: about a twelfth of all processor time.
+_KEPT_BYTES = str(256 << 20)
+_DEFAULTS = {
+    "MALLOC_TRIM_THRESHOLD_": _KEPT_BYTES,
+    "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
+    # TensorFlow switches oneDNN on only where there is AVX-512; with AVX2 it is faster, too.
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+}
+"""Of the environment of processes, unless the user has set them."""
+
+
+@dataclasses.dataclass
+class _Task:
+    """A worker, ps or chief process and how to start it."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    restarts_left: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    readers: list[threading.Thread] = dataclasses.field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        config = json.loads(self.environment["TF_CONFIG"])
+        return str(config["cluster"][config["task"]["type"]][config["task"]["index"]])
+
+    def send(self, number: int) -> None:
+        """Signals the process and those it started, which are its process group.
+
+        One in which Python has hardly started is killed instead of interrupted: it would answer
+        with a traceback of Python's own modules.
+        """
+        if number == signal.SIGINT and time.monotonic() - self.started < _BOOT_SECONDS:
+            number = signal.SIGKILL
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+class _Launcher:
+    """Starts, watches and ends the processes.
+
+    All in the main thread: Linux ties a child's life to the thread that made it.
+    """
+
+    def __init__(self, scripts: Sequence[_Task], servers: Sequence[_Task], prefix_first: bool):
+        self._scripts = list(scripts)  # the chief; or all workers, where each runs the script
+        self._servers = list(servers)
+        self._prefix_first = prefix_first
+        self._code: int | None = None  # of the first script that failed
+        self._mutex = threading.Lock()
+        self._told: int | None = None  # the signal that ends the launcher
+        self._lost_server = False  # one that was not to be started again
+        self._lifeline, self._held = os.pipe()  # closes when this process ends
+        self._command = shlex.join(sys.orig_argv)
+        self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
+        """Holds the path of the chief's last checkpoint."""
+        self._ended = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        """Holds the addresses of servers that ended and are not started again, a line each."""
+
+    def run(self) -> int:
+        """The exit code."""
+        with _wakeups() as signals:
+            try:
+                for task in [*self._servers, *self._scripts]:
+                    self._start(task)
+                self._watch(signals)
+            finally:
+                self._end()
+        if self._told is not None:
+            return 128 + self._told
+        code = self._code or 0
+        return 128 - code if code < 0 else code  # as a shell tells of a signal
+
+    def say(self, text: str) -> None:
+        """One line of the launcher's own."""
+        self._write(sys.stderr, f"[launch] {text}\n".encode())
+
+    def _start(self, task: _Task) -> None:
+        is_script, is_first = task in self._scripts, task is self._scripts[0]
+        piped = not is_first or self._prefix_first
+        command = [sys.executable, *task.command]
+        if sys.platform == "linux":
+            tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
+            command = [sys.executable, *tie, *command]
+        told = {PARENT_FD: self._lifeline}
+        if is_script:
+            told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}
+        task.started = time.monotonic()
+        task.process = subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                **task.environment,
+                **({COMMAND: self._command} if is_script else {}),
+                **{name: str(number) for name, number in told.items()},
+            },
+            pass_fds=tuple(told.values()),
+            # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
+            process_group=0,
+            stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else None,
+            stderr=(subprocess.PIPE if is_script else subprocess.STDOUT) if piped else None,
+        )
+        for source, sink in ((task.process.stdout, sys.stdout), (task.process.stderr, sys.stderr)):
+            if source is not None:
+                reader = threading.Thread(
+                    target=self._copy,
+                    args=(source, sink if is_script else sys.stderr, f"[{task.name}] ".encode()),
+                    daemon=True,
+                )
+                reader.start()
+                task.readers.append(reader)
+
+    def _copy(self, source: IO[bytes], sink: TextIO, prefix: bytes) -> None:
+        for line in source:
+            self._write(sink, prefix + line.rstrip(b"\r\n") + b"\n")
+
+    def _write(self, sink: TextIO, line: bytes) -> None:
+        # A sink that is gone must not end the reading, or a full pipe stops the process.
+        with self._mutex, contextlib.suppress(OSError, ValueError):
+            sink.flush()
+            sink.buffer.write(line)
+            sink.buffer.flush()
+
+    def _watch(self, signals: int) -> None:
+        """Until the scripts have ended, or a while after one of them failed."""
+        deadline: float | None = None
+        while running := self._running_scripts():
+            if self._code is not None and self._told is None and deadline is None:
+                # The others notice by themselves, and their words tell more than a signal.
+                deadline = time.monotonic() + LAST_WORDS_SECONDS
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if left == 0.0 and self._told is None:
+                return
+            if left == 0.0:
+                name = signal.Signals(self._told or 0).name
+                for task in running:
+                    self.say(f"{task.name} still ran after {name}: killed")
+                    task.send(signal.SIGKILL)
+                deadline = left = None
+            for number in _received(signals, left):
+                if number == signal.SIGCHLD:
+                    self._look_after_servers()
+                elif self._told is None:
+                    self._told = number
+                    deadline = time.monotonic() + INTERRUPT_SECONDS
+                    for task in running:
+                        task.send(number)
+                else:
+                    deadline = time.monotonic()  # the second Ctrl-C
+
+    def _running_scripts(self) -> list[_Task]:
+        """Notes the first exit code that is not 0."""
+        running = []
+        for task in self._scripts:
+            code = _process(task).poll()
+            if code is None:
+                running.append(task)
+            elif code and self._code is None:
+                self._code = code
+                alone = len(self._scripts) == 1
+                if self._told is None and (code < 0 or not alone or self._lost_server):
+                    how = f"{task.name} (pid {_process(task).pid}) {_ending(code)}"
+                    self.say(f"{how}. {self._how_to_go_on()}" if alone else how)
+        return running
+
+    def _how_to_go_on(self) -> str:
+        self._backup.seek(0)
+        return how_to_go_on(self._command, self._backup.read().decode(errors="replace"))
+
+    def _look_after_servers(self) -> None:
+        """Reports those that ended; starts workers again that may be."""
+        for task in self._servers:
+            code = None if task.process is None else task.process.poll()
+            if code is None or task.process is None:
+                continue
+            how = f"{task.name} (pid {task.process.pid}) {_ending(code)}"
+            task.process = None
+            if task.restarts_left > 0 and self._told is None:
+                task.restarts_left -= 1
+                self.say(f"{how}; starting it again, {task.restarts_left} restarts left")
+                self._start(task)
+            else:
+                self._lost_server = True
+                self._ended.write(f"{task.address}\n".encode())
+                self.say(how)
+
+    def _end(self) -> None:
+        """Ends what still runs, first kindly."""
+        tasks = [*self._scripts, *self._servers]
+        running = [t for t in tasks if t.process is not None]
+        for task in running:
+            task.send(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        for task in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _process(task).wait(max(0.0, deadline - time.monotonic()))
+        for task in running:
+            task.send(signal.SIGKILL)
+            _process(task).wait()
+        for task in tasks:
+            for reader in task.readers:
+                reader.join(timeout=1.0)  # longer only if another process has the pipe
+
+
+def _process(task: _Task) -> subprocess.Popen[bytes]:
+    if task.process is None:
+        raise RuntimeError(f"{task.name} was not started")
+    return task.process
+
+
+def _terminal_input() -> bool:
+    """A process in the background that reads from the terminal would be stopped."""
+    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
+
+
+@contextlib.contextmanager
+def _wakeups() -> Iterator[int]:
+    """A file descriptor that tells which signals came, one byte each, to wait on with `select`."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    os.set_blocking(read, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" in scripts ask for
+            signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    yield read  # the process exits after this; handlers stay, or a late Ctrl-C shows a traceback
+
+
+def _received(signals: int, seconds: float | None) -> list[int]:
+    """The signals that came, waiting for one."""
+    ready, _, _ = select.select([signals], [], [], seconds)
+    return list(dict.fromkeys(os.read(signals, 4096))) if ready else []
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+@contextlib.contextmanager
+def _reserved_addresses(count: int) -> Iterator[list[str]]:
+    """Free addresses that nobody else is given while the context is open.
+
+    A bound socket that does not listen keeps Linux from giving its port to anybody who asks for any
+    port, while a server that asks for this port by number may have it, as both set SO_REUSEADDR. So
+    there is no time in which the port is free, and a worker that is started again finds its port.
+    """
+    with contextlib.ExitStack() as stack:
+        addresses = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
+        yield addresses
+
+
+def _gpus() -> list[str]:
+    """The GPUs that workers share, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        ends = [i for i, name in enumerate(names) if name in ("", "-1")]
+        return names[: ends[0]] if ends else names
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _environment(cluster: dict[str, Any], job: str, index: int) -> dict[str, str]:
+    config = {"cluster": cluster, "task": {"type": job, "index": index}}
+    ours = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}
+    return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **ours}
+
+
+def _threads(options: argparse.Namespace) -> str:
+    return str(options.threads_per_worker or max(1, _cores() // options.workers))
+
+
+def _script(options: argparse.Namespace) -> list[str]:
+    return [*(["-m"] if options.module else []), options.script, *options.args]
+
+
+def _own_gpu(gpus: Sequence[str], worker: int) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if gpus else {}
+
+
+def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task, list[_Task]]:
+    """The chief and the servers, ready to start."""
+    chief, workers = addresses[0], addresses[1 : 1 + options.workers]
+    cluster = {"chief": [chief], "worker": workers}
+    if options.ps:
+        cluster["ps"] = addresses[1 + options.workers :]
+    gpus = _gpus()
+
+    def server(job: str, index: int, restarts: int, **more: str) -> _Task:
+        # TensorFlow's greetings of many processes hide what matters.
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")}
+        return _Task(
+            f"{job} {index}",
+            ["-u", "-m", "tf_dsgd.serve"],
+            _environment(cluster, job, index) | quiet | more,
+            restarts,
+        )
+
+    servers = [server("ps", s, 0, CUDA_VISIBLE_DEVICES="") for s in range(options.ps)]
+    for m in range(options.workers):
+        own = {THREADS: _threads(options), **_own_gpu(gpus, m)}
+        servers.append(server("worker", m, options.restart_workers, **own))
+    unbuffered = ["-u"] if options.prefix_chief else []
+    environment = _environment(cluster, "chief", 0)
+    return _Task("chief", unbuffered + _script(options), environment), servers
+
+
+def _equal_tasks(options: argparse.Namespace, addresses: Sequence[str]) -> list[_Task]:
+    """Workers that each run the script, ready to start."""
+    cluster = {"worker": list(addresses)}
+    gpus = _gpus()
+    # What TensorFlow takes for its default; a script may still set another number.
+    threads = {_INTRA_OP: os.environ.get(_INTRA_OP) or _threads(options)}
+    found = []
+    for m in range(options.workers):
+        unbuffered = ["-u"] if m or options.prefix_chief else []
+        own = _environment(cluster, "worker", m) | threads | _own_gpu(gpus, m)
+        found.append(_Task(f"worker {m}", unbuffered + _script(options), own))
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; returns the exit code."""
+    options = parse(arguments)
+    count = options.workers + (0 if options.spmd else 1 + options.ps)
+    with contextlib.ExitStack() as stack:
+        try:
+            places = stack.enter_context(_reserved_addresses(count))
+        except OSError as error:
+            print(
+                f"tf_dsgd.launch: there is no port for each of {count} processes: "
+                f"{error.strerror}. Lower --workers or --ps.",
+                file=sys.stderr,
+            )
+            return 2
+        if options.spmd:
+            return _Launcher(_equal_tasks(options, places), [], options.prefix_chief).run()
+        chief, servers = _tasks(options, places)
+        return _Launcher([chief], servers, options.prefix_chief).run()

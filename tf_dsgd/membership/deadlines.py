@@ -1,0 +1,68 @@
+"""Every deadline by which it is decided who is alive, and how long anybody waits.
+
+`worker_timeout_seconds` is the user's: how long a task may say nothing until it counts as lost. All
+else is here. docs/cluster.md has the table: what is noticed, by what, within how many seconds.
+"""
+
+from __future__ import annotations
+
+# -- of the chief's main thread and of workers' threads -----------------------------------------
+
+IDLE_SECONDS = 30.0
+"""A worker's thread without work for this long ends; the next batch starts it again."""
+LOOK_SECONDS = 1.0
+"""How often a waiting main thread looks after workers, and for lost ones that are back."""
+STALLED_SECONDS = 10.0
+"""For how long no worker may begin, with work left, until that is taken for a defect."""
+CLOSE_SECONDS = 5.0
+"""At exit, how long to wait for the rounds under way."""
+
+# -- who answers ----------------------------------------------------------------------------
+
+PING_SECONDS = 5.0
+"""Between two rounds of probes of all tasks, at most; a quarter of the user's timeout if less."""
+CALL_EVERY_SECONDS = 20.0
+"""How often each task has to answer a call: servers take gRPC's pings for an attack that come
+without an answer of their own between them."""
+CONNECT_SECONDS = 2.0
+"""Until gRPC takes a connection for failed, and until it tries again: one that is stopped takes it
+and says nothing, and calls to one that has come back fail until then."""
+PROBE_SECONDS = 1.0
+"""Until a task that does not answer a single probe counts as absent."""
+GLANCE_SECONDS = 0.2
+"""The same, for one that is probed again a second later."""
+ANSWER_SECONDS = 5.0
+"""The same, for one that TensorFlow would wait for without end; the user's timeout if less."""
+CALL_SECONDS = 1.0
+"""Between two looks at who is called, while others wait for that."""
+
+# -- joining --------------------------------------------------------------------------------
+
+JOIN_SECONDS = 2.0
+"""How long the main thread waits for a worker to join, before it goes on and looks again."""
+FIRST_JOIN_SECONDS = 30.0
+"""The same, while a strategy is made."""
+REACH_SECONDS = 3.0
+"""For gRPC to connect to a worker that is there again."""
+LEFT_SECONDS = 0.5
+"""Between a worker's leaving and its joining anew; twice that after each failure ..."""
+MOST_LEFT_SECONDS = 8.0
+"""... up to this."""
+LAST_SECONDS = 60.0
+"""How much longer than its timeout a worker has for joining, if it is there and the only one."""
+GRACE_SECONDS = 3.0
+"""For the other workers, once one is there, as a strategy is made."""
+RETRY_SECONDS = 0.2
+"""Between two attempts to reach a task that is not there yet."""
+MESSAGE_SECONDS = 5.0
+"""Between two messages that say what is waited for."""
+
+
+def probe_every(timeout_seconds: float) -> float:
+    """Seconds between two rounds of probes."""
+    return min(PING_SECONDS, timeout_seconds / 4)
+
+
+def noticed_within(timeout_seconds: float) -> float:
+    """Within how many seconds a task that is stopped counts as lost."""
+    return timeout_seconds + 2 * probe_every(timeout_seconds)

@@ -1,0 +1,91 @@
+"""A lease: the mini-batches of one message, from being drawn to being counted.
+
+It says in whose name they count (owner, incarnation, number), what they are, who computes them, and
+whether they count yet. A lost worker, a message that came to some shards only, and a straggler with
+a backup task are one thing: an open lease that another worker runs. This is what Sandblaster does
+with late portions (Dean et al., NIPS 2012, section 4.2), and MapReduce with late tasks.
+
+    open        its owner adds mini-batches to it, and computes them
+    sent        collected: its message is on its way, and nothing is added
+    shared      a backup task computes it, too: nothing is added, and shards take what comes first
+    overtaken   counted by the backup's message; the owner's own, still to come, will be refused
+    orphaned    its owner is lost, and some shards have its message: another completes it
+    counted     every shard has it
+    returned    no shard has it, and none will: its mini-batches belong to others
+
+All that a message stands for is fixed before another may send it, since nobody can know in time
+whose came first: whoever sends under a number sends the mini-batches of the lease of that number.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from tf_dsgd.membership.states import Stateful
+
+
+class LeaseState(enum.Enum):
+    """Where a lease stands."""
+
+    OPEN = "open"
+    SENT = "sent"
+    SHARED = "shared"
+    OVERTAKEN = "overtaken"
+    ORPHANED = "orphaned"
+    COUNTED = "counted"
+    RETURNED = "returned"
+
+
+_S = LeaseState
+ALLOWED = {
+    _S.OPEN: {_S.SENT, _S.SHARED, _S.COUNTED, _S.ORPHANED, _S.RETURNED},
+    _S.SENT: {_S.SHARED, _S.COUNTED, _S.ORPHANED, _S.RETURNED},
+    _S.SHARED: {_S.COUNTED, _S.OVERTAKEN, _S.ORPHANED, _S.RETURNED},
+    _S.OVERTAKEN: {_S.COUNTED},
+    _S.ORPHANED: {_S.COUNTED, _S.RETURNED},  # returned: an error has ended training
+    _S.COUNTED: set(),
+    _S.RETURNED: set(),
+}
+CLOSED = {_S.COUNTED, _S.RETURNED}
+
+
+class Lease(Stateful[LeaseState]):
+    """The mini-batches of one message.
+
+    Args:
+        owner: the worker in whose name they count.
+        incarnation: the owner's.
+        number: the message's, counted from 1 for each worker.
+    """
+
+    def __init__(self, owner: int, incarnation: int, number: int):
+        super().__init__(LeaseState.OPEN, ALLOWED)
+        self.owner = owner
+        self.incarnation = incarnation
+        self.number = number
+        self.steps = 0
+        """Mini-batches that were taken for it."""
+        self.parts: list[Any] = []
+        """Those, in whatever form they are drawn."""
+        self.message: Any = None
+        """What was collected and waits on the owner, if it travels during the next round."""
+        self.runner: int | None = None
+        """Who completes it, or computes it as a backup task."""
+        self.begun: float | None = None
+        """When its owner began to compute."""
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        """What its message's header begins with: worker, incarnation, number."""
+        return self.owner, self.incarnation, self.number
+
+    def has_ended(self) -> bool:
+        """Whether it counts, or never will."""
+        return self.state in CLOSED
+
+    def __repr__(self) -> str:
+        return (
+            f"Lease {self.number} of worker {self.owner} (incarnation {self.incarnation}, "
+            f"{self.state.value}, {self.steps} mini-batches, runner {self.runner})"
+        )

@@ -1,0 +1,88 @@
+"""The one verdict on who is alive, of all tasks of a cluster, by address.
+
+Tasks are probed now and then, and have to answer TensorFlow's calls, too. One that has done neither
+for the user's timeout is silent: whatever waits for it is ended, and it counts as lost. So is one
+of which gRPC's own pings, or somebody whom others wait for, found that it does not answer. Who
+answers again is silent no more.
+
+A verdict is read from any thread: it is replaced whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Set
+
+from tf_dsgd.membership import deadlines
+
+
+class Liveness:
+    """Who does not answer.
+
+    Args:
+        timeout_seconds: how long a task may say nothing.
+    """
+
+    def __init__(self, timeout_seconds: float):
+        self._timeout = timeout_seconds
+        self._writing = threading.Lock()  # verdicts come from several threads
+        self._silent: frozenset[str] = frozenset()
+        self._unheard: dict[str, float] = {}
+        """Since when each has not answered probes."""
+        self._unresponsive: frozenset[str] = frozenset()
+        """Those that are there, and do not answer calls."""
+        self._call: tuple[str, float] | None = None
+        """The call that is under way: to whom, and since when."""
+
+    def is_silent(self, address: str) -> bool:
+        """Whether the verdict on a task is that it does not answer."""
+        return address in self._silent
+
+    @property
+    def silent(self) -> Set[str]:
+        """All of which it is."""
+        return self._silent
+
+    def probed(self, asked: float, now: float, answered: Set[str], unheard: Set[str]) -> set[str]:
+        """After a round of probes; gives those that have been silent for too long by now.
+
+        They are to be asked once more before they are condemned: some may be back.
+
+        Args:
+            asked: when the round began.
+            now: when it ended.
+            answered: who answered.
+            unheard: who did not.
+        """
+        self._unheard = {a: self._unheard.get(a, asked) for a in unheard}
+        # At the address of one that ended may be another next.
+        self._unresponsive = self._unresponsive & answered | self._overdue(now)
+        answers = answered - self._unresponsive
+        with self._writing:
+            self._silent = self._silent - answers
+        return {a for a, since in self._unheard.items() if now - since >= self._timeout} | set(
+            self._unresponsive
+        )
+
+    def condemn(self, addresses: Iterable[str]) -> set[str]:
+        """They do not answer; gives those of which that is news."""
+        with self._writing:
+            news = set(addresses) - self._silent
+            self._silent = self._silent | news
+        return news
+
+    def calls(self, address: str, now: float) -> None:
+        """A task has to answer a call from now on."""
+        self._call = address, now
+
+    def called(self) -> None:
+        """It did, or is gone."""
+        self._call = None
+
+    def _overdue(self, now: float) -> frozenset[str]:
+        call = self._call
+        if call is None:
+            return frozenset()
+        address, since = call
+        late = now - since > deadlines.CALL_EVERY_SECONDS + self._timeout
+        return frozenset([address] if late else [])

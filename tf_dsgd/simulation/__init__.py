@@ -1,0 +1,1 @@
+"""Delays and faults of simulated clusters, and studies on them."""

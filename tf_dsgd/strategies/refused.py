@@ -1,0 +1,74 @@
+"""What Keras allows and no worker can do: refused before anything is trained, with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd._requirements import installed
+from tf_dsgd.strategies.caller import callbacks_given
+from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.dataset import is_keras_enqueuer
+
+
+def check_dataset(dataset: Any) -> None:
+    """Whether a dataset's mini-batches can be handed out.
+
+    Raises:
+        ImportError: if the callbacks of `fit` need TensorBoard, and it is not there.
+        TypeError: if it is no `tf.data.Dataset`.
+        ValueError: if Keras would give some of its mini-batches twice, and leave others out.
+    """
+    _check_tensorboard()
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"Expected a tf.data.Dataset of mini-batches. Received: {type(dataset).__name__}. "
+            "Build one, for example by tf.data.Dataset.from_generator."
+        )
+    if is_keras_enqueuer(dataset):
+        raise ValueError(
+            "A PyDataset with workers > 1 cannot be used under a tf.distribute strategy: Keras "
+            "looks at its first batch before training, and its queue then gives batches twice "
+            "and leaves others out. Use workers=1 (batches are prefetched all the same), or a "
+            "tf.data.Dataset."
+        )
+
+
+def _check_tensorboard() -> None:
+    """Before Keras's callback fails with what TensorFlow says of its own summaries."""
+    given = any(isinstance(c, keras.callbacks.TensorBoard) for c in callbacks_given())
+    if given and not installed("tensorboard"):
+        raise ImportError(
+            "keras.callbacks.TensorBoard needs TensorBoard, which is not installed. Run: "
+            'pip install "tf_dsgd[tensorboard]"'
+        )
+
+
+def check_step(fn: Any, optimizers: Optimizers) -> None:
+    """Whether workers can run a step; one that is no method of a Keras model is taken as it is.
+
+    Args:
+        fn: the step.
+        optimizers: those that were created in the strategy's scope.
+
+    Raises:
+        ValueError: if the model was compiled in a way that they cannot.
+    """
+    model = getattr(fn, "__self__", None)
+    if not isinstance(model, keras.Model):
+        return
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        setting = "run_eagerly=True" if model.run_eagerly else "tf.config.run_functions_eagerly"
+        raise ValueError(
+            f"{setting} is not possible under a tf_dsgd strategy: workers run traced "
+            "steps. To debug, compile the model outside the scope, or use tf.print."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and optimizer not in optimizers:
+        raise ValueError(
+            f"The model {model.name!r} was made in this strategy's scope, and its optimizer "
+            f"{optimizer.name!r} was not created there: compile was called outside of it, or in "
+            "another strategy's. Compile the model inside `with strategy.scope():`, too."
+        )

@@ -1,0 +1,42 @@
+"""By what this process's gRPC channels tell that a task does not answer: pings, and for how long.
+
+TensorFlow's calls to a task that is stopped wait without end, some of them with Python's lock held:
+no thread of Python runs then, not the one that asks tasks whether they are there
+(`transport.heartbeat`), and not Ctrl-C. gRPC pings from threads of its own, and ends what waits for
+a task that does not answer a ping.
+
+A server of TensorFlow takes pings for an attack that come without an answer of its own between
+them: at the fourth it closes the connection (gRFC A8, whose limits TF 2.21 does not let one set). A
+client sends one after each call, and from then on one a minute. A worker may take longer than that
+for a round, and so may the ps that waits for its message; so the chief has all tasks answer a call
+every `deadlines.CALL_EVERY_SECONDS`, by which the count begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tf_dsgd.membership import deadlines
+
+_OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
+_MOST_MS = (1 << 31) - 1
+
+
+def configure(timeout_seconds: float) -> None:
+    """Has calls to a task that does not answer end with an error `timeout_seconds` later.
+
+    Or up to a half more. Not before: that it is silent may have been said by then.
+
+    For channels that are made from now on, and none was: TensorFlow reads this once. Leaves it to
+    the user where the environment variable TF_GRPC_DEFAULT_OPTIONS is set.
+    """
+    quarter = timeout_seconds / 4
+    options = {
+        "grpc.keepalive_time_ms": quarter,
+        "grpc.keepalive_timeout_ms": timeout_seconds,
+        "grpc.http2.ping_timeout_ms": timeout_seconds,  # of pings that measure how fast data come
+        "grpc.min_reconnect_backoff_ms": min(max(quarter, 1.0), deadlines.CONNECT_SECONDS),
+        "grpc.max_reconnect_backoff_ms": deadlines.CONNECT_SECONDS,
+    }
+    told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]
+    os.environ.setdefault(_OPTIONS, ",".join([*told, "grpc.http2.max_pings_without_data=1"]))

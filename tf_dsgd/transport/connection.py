@@ -1,0 +1,473 @@
+"""This process's connection, as the chief, to the tasks of a TensorFlow cluster."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from absl import logging
+
+from tf_dsgd import _tf_remote
+from tf_dsgd._tf_errors import says_no_context
+from tf_dsgd._version import __version__
+from tf_dsgd.console import say
+from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.liveness import Liveness
+from tf_dsgd.membership.peer import Peer, PeerState
+from tf_dsgd.transport import channels, cluster_spec, listening, probing, sockets
+from tf_dsgd.transport.aside import Aside
+from tf_dsgd.transport.waiting import wait_for_tasks
+
+# TensorFlow's own name for a process that is in no cluster: what was made before stays where it is.
+_CHIEF = "localhost"
+_HOST = f"/job:{_CHIEF}/replica:0/task:0/device:CPU:0"
+
+
+class Connection:
+    """The devices of a cluster, and who of its workers is there.
+
+    Made by `connect`. TensorFlow's own connecting blocks while a task is absent, so only tasks
+    that listen are named to it, and workers that come later are added.
+
+    Args:
+        cluster: the tasks.
+        timeout_seconds: how long to wait for every ps and one worker.
+        silent_seconds: how long a task may not answer until calls to it end with an error.
+    """
+
+    def __init__(
+        self,
+        cluster: cluster_spec.Tasks,
+        timeout_seconds: float,
+        silent_seconds: float,
+    ):
+        self.tasks = cluster
+        self._silent = silent_seconds
+        self.workers = sorted(cluster.workers)
+        self.shards_on_workers = not cluster.ps
+        self.liveness = Liveness(silent_seconds)
+        """The verdict on who answers."""
+        self.host_device = _HOST
+        if cluster.chief is not None:
+            cluster_spec.check_port(cluster)
+            doubts = cluster_spec.doubts_about_own_host(cluster)
+            if doubts:
+                say(doubts)
+        self._connect_seconds = timeout_seconds
+        here = wait_for_tasks(cluster, timeout_seconds)
+        self.changes = 0
+        """How often TensorFlow was told of other tasks: each time it keeps some threads."""
+        self.peers = [Peer(index, cluster.workers[index]) for index in self.workers]
+        """What TensorFlow knows of each worker."""
+        for peer in self.peers:
+            if peer.index in here:
+                peer.become(PeerState.MEMBER)
+        self._left_out: set[str] = set()
+        """Addresses of workers that TensorFlow let go of, or may have, since a change was whole."""
+        self._join: tuple[int, Aside] | None = None
+        """The worker that is being added, or whose end nobody has looked at."""
+        channels.configure(silent_seconds)
+        self._connect(here)
+        self.reasons: list[Callable[[tf.errors.OpError], RuntimeError | None]] = []
+        """Each tells what the failure of a call may be due to."""
+        _tf_remote.tell_without_waiting()
+        _tf_remote.explain_calls(self._reason)
+        self._main = _tf_remote.SynchronousExecutor()
+        self.use()
+        self._executor = _tf_remote.SynchronousExecutor()
+        self._answer = tf.function(_answer).get_concrete_function()
+        for job, index in cluster.of_shards:
+            self._check_version(job, index)
+        for index in sorted(here.difference(i for job, i in cluster.of_shards if job == "worker")):
+            try:
+                check = functools.partial(self._check_version, "worker", index)
+                self.call(self.workers.index(index), check)
+            except tf.errors.OpError:  # it is gone again, or stopped, and may come later
+                self.peers[self.workers.index(index)].estrange()
+
+    def use(self) -> None:
+        """Has this thread's calls to tasks return when they are done: the one that trains."""
+        self._main.use()
+        self._trains = threading.get_ident()
+
+    def _reason(self, error: tf.errors.OpError) -> RuntimeError | None:
+        """Why a call of the thread that trains failed, if it is known: in `evaluate`, or a loop.
+
+        Others' calls are looked at where they are made.
+        """
+        if threading.get_ident() != self._trains:
+            return None
+        found = (reason(error) for reason in reversed(self.reasons))
+        return next((reason for reason in found if reason is not None), None)
+
+    # -- devices ----------------------------------------------------------------------------
+
+    def worker_devices(self) -> list[str]:
+        """Where each worker computes: its first GPU, else its processor."""
+        visible = {d.name for d in tf.config.list_logical_devices()}
+        devices = []
+        for index in self.workers:
+            gpu = _device("worker", index, "GPU")
+            devices.append(gpu if gpu in visible else _device("worker", index))
+        return devices
+
+    def shard_devices(self) -> list[str]:
+        """Where each shard is."""
+        return [_device(job, index) for job, index in self.tasks.of_shards]
+
+    # -- who is there -----------------------------------------------------------------------
+
+    def worker_name(self, m: int) -> str:
+        """Worker number m in words."""
+        return self.tasks.name("worker", self.workers[m])
+
+    def worker_address(self, m: int) -> str:
+        """Where worker number m is."""
+        return self.tasks.workers[self.workers[m]]
+
+    def worker_listens(self, m: int) -> bool:
+        """Whether worker number m can be reached."""
+        return self._listens(self.worker_address(m))
+
+    def _listens(self, address: str) -> bool:
+        if self.liveness.is_silent(address):
+            return False
+        return probing.reachable(address, deadlines.PROBE_SECONDS)
+
+    def addresses(self) -> list[str]:
+        """Of all workers and ps tasks."""
+        return [*self.tasks.workers.values(), *self.tasks.ps.values()]
+
+    def name_at(self, address: str) -> str:
+        """The worker or ps at an address, in words."""
+        return self.tasks.name_at(address)
+
+    def silent_shards(self) -> list[str]:
+        """The tasks with shards, in words, that cannot be reached."""
+        return [
+            self.tasks.name(job, index)
+            for job, index in self.tasks.of_shards
+            if not self._listens(self.tasks.jobs[job][index])
+        ]
+
+    def unanswering_shards(self, seconds: float) -> list[str]:
+        """The tasks with shards, in words, that do not answer within that time."""
+        places = {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
+        return [places[address] for address in probing.not_answering(places, seconds)]
+
+    def call(self, m: int, action: Callable[[], Any]) -> Any:
+        """What `action` gives, which calls worker number m for a thread that others wait for.
+
+        That waits no longer than a worker takes to show that it is there. All that do not are taken
+        for lost at once, so that none of them is waited for next.
+
+        Raises:
+            tf.errors.OpError: if it does not, or the call failed.
+        """
+        if self.shards_on_workers:  # nobody goes on without it
+            return action()
+        address = self.worker_address(m)
+        silent = self.liveness.is_silent(address)
+        call = None if silent else Aside(action, f"tf_dsgd calls worker {m}")
+        while call is not None and not call.wait(deadlines.CALL_SECONDS):
+            if address in self.silence(self.tasks.workers.values()):
+                call = None
+        if call is None:
+            raise tf.errors.UnavailableError(None, None, "It does not answer.")
+        return call.result()
+
+    def was_replaced(self, m: int) -> bool:
+        """Whether at the address of worker number m is another process than TensorFlow knows of."""
+        if self.shards_on_workers:  # a call to one that is stopped would be waited for
+            return False
+        device = _device("worker", self.workers[m])
+        try:
+            self.call(m, lambda: cluster_spec.remote_version(device))
+        except tf.errors.OpError as error:
+            return says_no_context(error)
+        return False
+
+    def silence(self, addresses: Iterable[str]) -> set[str]:
+        """Ends calls to those of the addresses that do not answer for some seconds; gives them."""
+        seconds = min(deadlines.ANSWER_SECONDS, self._silent)
+        silent = probing.not_answering(addresses, seconds)
+        for address in sorted(self.liveness.condemn(silent)):
+            say(f"{self.name_at(address)} has not answered for {seconds:g} s")
+        for address in silent:
+            sockets.close_connections(address)
+        return silent
+
+    def present(self) -> list[bool]:
+        """Which workers are there now; those that came, or came back, join."""
+        return [self._is_present(m) for m in range(len(self.workers))]
+
+    def _is_present(self, m: int) -> bool:
+        if not self.worker_listens(m):
+            return False
+        peer = self.peers[m]
+        try:
+            same = functools.partial(self._is_the_same, peer)
+            if peer.state is PeerState.MEMBER and self.call(m, same):
+                return True
+            return self.worker_listens(m) and self.join(m, deadlines.FIRST_JOIN_SECONDS)
+        except tf.errors.OpError:  # it is gone again, and may come later
+            peer.estrange(joining=True)
+            return False
+
+    def join(self, m: int, seconds: float) -> bool:
+        """Adds worker number m, which came or came back, and listens; whether that is done.
+
+        TensorFlow waits for a task that stops in the moment in which it is added. So it is added in
+        a thread: who calls first waits `seconds`, and calls again. One worker is added at a time.
+
+        Raises:
+            UnequalVersions: if it runs another version of the package.
+            tf.errors.OpError: if it is gone again, or another is in that moment, or no connection
+                to it is made yet.
+        """
+        begins = self._join is None
+        if self._join is None:
+            peer = self.peers[m]
+            if peer.stays_away(time.monotonic()):
+                return False
+            if not probing.answers(peer.address, deadlines.GLANCE_SECONDS):
+                return False
+            self._join = m, Aside(lambda: self._add(peer), f"tf_dsgd adds worker {m}")
+        worker, adding = self._join
+        if not adding.wait(seconds if begins else 0.0):
+            return False
+        self._join = None
+        try:
+            adding.result()
+        except (UnequalVersions, tf.errors.OpError) as error:
+            if worker == m:
+                raise
+            self.peers[worker].estrange(joining=True)
+            say(f"{self.worker_name(worker)} has not joined: {error}")
+        return worker == m and self.peers[m].is_known
+
+    def _add(self, peer: Peer) -> None:
+        others = [other for other in self.peers if other.is_known and other is not peer]
+        silent = probing.not_answering([o.address for o in others], deadlines.ANSWER_SECONDS)
+        # Of others that were lost TensorFlow would want to know now, too, who they are.
+        absent = [
+            other
+            for other in others
+            if other.address in silent
+            or (other.state is PeerState.ESTRANGED and not self._is_reached(other))
+        ]
+        if peer.is_known and not self._is_reached(peer):
+            raise tf.errors.UnavailableError(None, None, "No connection to it is made yet.")
+        leaves = peer.state is PeerState.ESTRANGED and self._is_the_same(peer)
+        for other in absent:
+            other.forget()  # also if the rest fails
+        if leaves:
+            # TensorFlow keeps what it knows of a process, and does not tell it again of functions
+            # that it was told of while it did not answer, or that were lost with its connection
+            # (TF 2.21).
+            peer.leave()
+            try:
+                self._change([], [*absent, peer])
+            finally:
+                # What it had there is freed when its last call has ended, by a number that the next
+                # context will have, too: that one would not live long if it were there by then.
+                peer.has_left(time.monotonic())
+            return
+        if peer.state is not PeerState.MEMBER:
+            peer.become(PeerState.MEMBER)
+        self._change([peer], absent)
+        self._check_version("worker", peer.index, UnequalVersions)
+
+    def _change(self, joining: Sequence[Peer], absent: Sequence[Peer]) -> None:
+        """Tells TensorFlow who its workers are; it asks all, and all calls wait for that.
+
+        One that stops in this moment is found out here, and not waited for.
+        """
+        self.changes += 1
+        coming = {peer.address for peer in joining}
+        for address in self._left_out & coming:
+            sockets.close_connections(address)  # now: what it is told next is not to be cut off
+        self._left_out -= coming
+        change = functools.partial(
+            _tf_remote.change_tasks,
+            "worker",
+            {peer.index: peer.address for peer in joining},
+            {peer.index for peer in absent},
+        )
+        changing = Aside(change, "tf_dsgd changes the cluster")
+        self._left_out.update(peer.address for peer in absent)
+        limit = time.monotonic() + deadlines.CALL_EVERY_SECONDS + self._silent
+        while not changing.wait(deadlines.CALL_SECONDS):
+            self._left_out |= self.silence(self.tasks.workers.values())
+            if time.monotonic() > limit:  # one is there, and answers no calls
+                for address in self._left_out | coming:
+                    sockets.close_connections(address)
+        # They may have gone on meanwhile, and a call that was under way never end (TF 2.21).
+        for address in self._left_out:
+            sockets.close_connections(address)
+        changing.result()
+        self._left_out.clear()
+
+    def ask(self, addresses: set[str]) -> None:
+        """Has tasks there answer a call: connections on which long ones wait live by it.
+
+        For a thread of its own: one that stops in this moment is waited for.
+        """
+        places = {("worker", p.index): p.address for p in self.peers if p.is_known}
+        places |= {("ps", i): address for i, address in self.tasks.ps.items()}
+        with self._executor.scope():
+            for (job, index), address in places.items():
+                if address not in addresses:
+                    continue
+                self.liveness.calls(address, time.monotonic())
+                try:
+                    with tf.device(_device(job, index)):
+                        self._answer()
+                except tf.errors.OpError:  # whoever needs it will tell
+                    self._executor.clear_error()
+                finally:
+                    self.liveness.called()
+
+    def _is_reached(self, peer: Peer) -> bool:
+        """Whether calls reach a worker that is there: gRPC pauses between two attempts to connect.
+
+        `_change` would fail, and leave threads behind.
+        """
+        deadline = time.monotonic() + deadlines.REACH_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                cluster_spec.remote_version(_device("worker", peer.index))
+            except tf.errors.UnavailableError:
+                time.sleep(deadlines.RETRY_SECONDS)
+            except tf.errors.OpError:
+                return True
+            else:
+                return True
+        return False
+
+    def _is_the_same(self, peer: Peer) -> bool:
+        """Whether a worker has a context of this process: it was stopped, or out of reach.
+
+        It may have another error for an answer, as that it does not know the function.
+        """
+        try:
+            cluster_spec.remote_version(_device("worker", peer.index))
+        except tf.errors.UnavailableError:
+            return False
+        except tf.errors.OpError as error:
+            return not says_no_context(error)
+        return True
+
+    # -- connecting -------------------------------------------------------------------------
+
+    def _connect(self, workers: set[int]) -> None:
+        for name, value in (
+            # One call of a worker at a time, done when it returns; a lost task is an error at once.
+            ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "False"),
+            ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True"),
+            ("GRPC_FAIL_FAST", "use_caller"),
+        ):
+            os.environ.setdefault(name, value)
+        present = {"worker": sorted(workers), "ps": sorted(self.tasks.ps)}
+        jobs = self.tasks.cluster_spec(present).as_dict()
+        if self.tasks.chief is not None:
+            jobs[_CHIEF] = [self.tasks.chief]
+        filters = tf.config.experimental.ClusterDeviceFilters()
+        # Beside ps tasks workers do not need each other, nor each other's faults.
+        seen = "/job:worker" if self.shards_on_workers else "/job:ps"
+        for index in self.workers:
+            filters.set_device_filters("worker", index, [seen, f"/job:{_CHIEF}"])
+        for index in self.tasks.ps:
+            filters.set_device_filters("ps", index, ["/job:worker", f"/job:{_CHIEF}"])
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs),
+            job_name=_CHIEF,
+            protocol="grpc",
+            cluster_device_filters=filters,
+        )
+        self._open(sorted(workers))
+        listening.keep_to(_tf_remote.own_address())
+
+    def _open(self, workers: list[int]) -> None:
+        """Opens the devices, and with them this process's server.
+
+        TensorFlow waits without end for a task that was stopped since it was asked whether it is
+        there, and before it was connected to.
+        """
+        opening = Aside(tf.config.list_logical_devices, "tf_dsgd connects")
+        addresses = [*self.tasks.ps.values(), *(self.tasks.workers[index] for index in workers)]
+        limit = time.monotonic() + self._connect_seconds + self._silent
+        while not opening.wait(deadlines.RETRY_SECONDS):
+            silent = probing.not_answering(addresses, self._silent)
+            if silent:
+                names = ", ".join(self.name_at(address) for address in sorted(silent))
+                raise TimeoutError(
+                    f"{names} stopped answering {self._silent:g} s ago, while this process "
+                    "connected to it, and TensorFlow waits for it. Start this script again."
+                )
+            if time.monotonic() > limit:
+                names = ", ".join(self.name_at(address) for address in addresses)
+                raise TimeoutError(
+                    f"TensorFlow has not connected to {names} within "
+                    f"{self._connect_seconds + self._silent:g} s, though all of them answer. Is "
+                    "each a server of the same TensorFlow, and reached by no proxy? Start "
+                    "python -m tf_dsgd.serve on them again, then this script."
+                )
+        opening.result()
+
+    def _check_version(
+        self, job: str, index: int, error: type[RuntimeError] = RuntimeError
+    ) -> None:
+        theirs = cluster_spec.remote_version(_device(job, index))
+        if theirs is None:
+            logging.warning(
+                "tf_dsgd: %s was not started by tf_dsgd.serve; its version is not known",
+                self.tasks.name(job, index),
+            )
+        elif theirs != __version__:
+            raise error(
+                f"{self.tasks.name(job, index)} runs tf_dsgd {theirs}, the chief "
+                f"{__version__}. Install one version on all tasks and restart them."
+            )
+
+
+class UnequalVersions(RuntimeError):
+    """A task runs another version of the package than the chief."""
+
+
+_connection: Connection | None = None
+
+
+def connect(
+    cluster: cluster_spec.Tasks, timeout_seconds: float, silent_seconds: float
+) -> Connection:
+    """The connection to a cluster; there is one per process. The arguments are `Connection`'s.
+
+    Raises:
+        RuntimeError: if this process is connected to another cluster: TensorFlow would invalidate
+            every variable made on the first one.
+        TimeoutError: if tasks are missing after `timeout_seconds`, naming them.
+    """
+    global _connection
+    if _connection is None:
+        _connection = Connection(cluster, timeout_seconds, silent_seconds)
+    elif _connection.tasks.jobs != cluster.jobs:
+        raise RuntimeError(
+            "This process is connected to another cluster, and TensorFlow allows one per process. "
+            f"Connected: {_connection.tasks.jobs}. Received: {cluster.jobs}. Start a new process."
+        )
+    return _connection
+
+
+def _answer() -> None:
+    """What a task does to show that it is there."""
+    tf.no_op()
+
+
+def _device(job: str, index: int, kind: str = "CPU") -> str:
+    return f"/job:{job}/replica:0/task:{index}/device:{kind}:0"

@@ -1,0 +1,38 @@
+"""A thread that has tasks probed: stopped ones, or those behind a network that swallows packets.
+
+gRPC's own pings (`transport.channels`) find those of which somebody waits for the answer to a call
+that has just begun. A round may be longer, and a ps be needed by workers and not by the chief. So
+the chief asks all tasks now and then, and when one has not answered for long, closes its own
+connections to it. Whatever waits for that task then ends with the error of a lost one, in whichever
+thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class Heartbeat(threading.Thread):
+    """Calls something again and again.
+
+    Args:
+        probe: asks the tasks; gives False when nobody wants to know any more.
+        seconds: between two calls.
+    """
+
+    def __init__(self, probe: Callable[[], bool], seconds: float):
+        super().__init__(name="tf_dsgd asks tasks", daemon=True)
+        self._probe = probe
+        self._seconds = seconds
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Asks no more."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Asks until nobody wants to know."""
+        while not self._ended.wait(self._seconds):
+            if not self._probe():
+                return
