@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, _version, gpu, resuming
+from tf_dsgd import _tf, _version, floods, gpu, resuming
+from tf_dsgd._tf_errors import FAILED, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
 from tf_dsgd.console import end_scripts_in_a_line, say
@@ -119,7 +120,7 @@ class LocalCluster(Cluster):
         return len(tf.config.list_physical_devices("GPU")) or _cores()
 
     def configure(self) -> None:
-        gpu.configure_by_default()
+        _configure_process()
         workers, devices = self._count(), len(tf.config.list_physical_devices("GPU")) or _cores()
         if workers > _MANY_ON_ONE * devices:
             say(
@@ -153,6 +154,11 @@ class LocalCluster(Cluster):
         store = Store([devices[m % len(devices)] for m in range(count)])
         scheduler = Scheduler(exchange, store.tasks, longest_call=local.LONGEST_CALL)
         return ThreadsEngine(store, scheduler, local.LocalRounds())
+
+
+def _configure_process() -> None:
+    gpu.configure_by_default()
+    end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
 
 
 def _cores() -> int:
@@ -251,8 +257,8 @@ class TFCluster(Cluster):
             f"(pid {os.getpid()})",
             version=_version.__version__,
         )
-        gpu.configure_by_default()
-        end_scripts_in_a_line(resuming.ENDS_TRAINING)
+        _configure_process()
+        floods.sift(FLOOD_HEADS, FLOOD_TAILS)
         _ = self._connection
 
     def check_ps(self) -> None:
@@ -397,7 +403,7 @@ class SimulatedCluster(Cluster):
         return self._repr
 
     def configure(self) -> None:
-        gpu.configure_by_default()
+        _configure_process()
 
     def shard_devices(self) -> list[str]:
         return [tf.config.list_logical_devices("CPU")[0].name] * self._num_shards

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd._tf_errors import in_short
 from tf_dsgd.strategies.pipelines import Progress, Source
 from tf_dsgd.strategies.position import Position
 
@@ -208,7 +209,7 @@ class Stream:
         self._count()
         if error is not None:
             if not self._stock:
-                raise error
+                raise in_short(error)
             self._error = error  # once the batches before it are used
         slow = time.perf_counter() - start > _SLOW_SECONDS
         self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
