@@ -87,7 +87,8 @@ _TYPE = re.compile(r"Requested Attributes:.*?\bd?[Tt](?:ype)?=DT_(\w+)")
 _FLOODS = (
     # A worker died while another joined, or came back as another process.
     "Failed to register function remotely",
-    "Ignoring an error encountered when deleting remote tensors handles",
+    "Unable to close remote context with ID",
+    "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
     "Ignoring error status when releasing multi-device function handle",
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
