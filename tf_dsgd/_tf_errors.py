@@ -93,7 +93,7 @@ _FLOODS = (
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
     # An error ends a step on every server that has a part in it; the chief says the error.
-    "Local rendezvous is aborting with status",
+    "Local rendezvous (?:is aborting with status|recv item cancelled)",
     "RecvTensor cancelled for",
     # At every start.
     "oneDNN custom operations are on",
