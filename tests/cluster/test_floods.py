@@ -18,6 +18,8 @@ def test_an_operation_that_fails_ends_the_script_in_one_line():
     with processes.started(*MODULE, *options, TF_CPP_MIN_LOG_LEVEL="") as process:
         code, _ = exit_of(process, processes.START_SECONDS)
     assert code == 1, log(process)
+    # What TensorFlow and Keras consist of, and Python went through for seconds as a chief ended.
+    assert int(re.search(r"FROZEN (\d+)", process.text)[1]) > 100_000
     assert not [line for line in process.lines if NOISE.search(line)]
     assert "Traceback" not in process.text
     *_, before, last = process.lines
