@@ -171,3 +171,36 @@ def test_what_xla_cannot_compile_as_several_servers_say_it():
         "XLA cannot compile the model's step: XLA compilation requires a fixed tensor list size. "
         "Compile the model with jit_compile=False."
     )
+
+
+_DETECTED = "Detected at node a/Assert defined at (most recent call last):\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "brief"),
+    [
+        (
+            f"Graph execution error:\n\n{_DETECTED}<stack traces unavailable>\n{_DETECTED}"
+            "<stack traces unavailable>\nassertion failed: [too large]\n\t [[{{node a/Assert}}]]\n"
+            "\t [[while/body/_1/while/IteratorGetNextAsOptional]] [Op:__inference_pull_226]",
+            "assertion failed: [too large] (at a/Assert, in the input pipeline)",
+        ),
+        (
+            f'2 root error(s) found.\n  (0) INVALID_ARGUMENT: {_DETECTED}  File "a.py", line 1\n\n'
+            "  indices[1] = 9 is not in [0, 5)\n\t [[{{node a/Assert}}]]\n  (1) CANCELLED",
+            "indices[1] = 9 is not in [0, 5) (at a/Assert, in a worker's step)",
+        ),
+        (
+            f"2 root error(s) found.\n  (0) INVALID_ARGUMENT:  {_DETECTED}"
+            "<stack traces unavailable>\n  indices[1] = 9 is not in [0, 5)\n\t "
+            "[[{{node a/Assert}}]]",
+            "indices[1] = 9 is not in [0, 5) (at a/Assert, in a worker's step)",
+        ),
+    ],
+    ids=["pipeline", "servers", "without stacks"],
+)
+def test_an_operation_that_failed_in_one_line(text, brief):
+    error = _tf_errors.in_short(tf.errors.InvalidArgumentError(None, None, text))
+    assert error.message == brief
+    assert error.__notes__ == [_tf_errors.FAILED]
+    assert getattr(error, _tf_errors.WHOLE) == text

@@ -9,6 +9,7 @@ wherever it stands. Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -55,8 +56,20 @@ _FROM_TASK = "From /job:"
 
 # The lines before what an operation of a graph has to say: the code that made each node on the way.
 _DETECTED = "Detected at node"
+_MADE = re.compile(
+    r"\s*(?:\d+ root error\(s\) found|Graph execution error|(?:\(\d+\) [A-Z_]+:\s*)?"
+    + _DETECTED
+    + r"|<stack traces unavailable>)"
+)
+# Among the nodes that an error has come by where a pipeline raised it.
+_PIPELINE = "IteratorGetNext"
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
 
+
+FAILED = "An operation failed."
+"""The note of an error in short: its traceback leads through tf_dsgd and TensorFlow alone."""
+WHOLE = "whole"
+"""The attribute of it that has all that TensorFlow said."""
 
 # What XLA ends each of its refusals with; before it stand the reason and a stack of calls.
 _NOT_COMPILED = "tf2xla conversion failed"
@@ -68,20 +81,52 @@ _NO_KERNEL = re.compile(r"No registered '(\w+)' OpKernel.*?\{\{node ([^}]+)\}\}"
 _PREFIX = re.compile(r"\(\d+\) [A-Z_]+:|\{\{\w*node [^}]*\}\}")
 _TYPE = re.compile(r"Requested Attributes:.*?\bd?[Tt](?:ype)?=DT_(\w+)")
 
+# Lines that TensorFlow's C++ writes about what tf_dsgd handles or says itself, or that say nothing
+# of this run, as "W0000 00:00:1795557141.585539 6566 file.cc:59] text" (`floods`). A severity of F,
+# the last words of a process, is never among them.
+_FLOODS = (
+    # A worker died while another joined, or came back as another process.
+    "Failed to register function remotely",
+    "Unable to close remote context with ID",
+    "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
+    "Ignoring error status when releasing multi-device function handle",
+    # Whenever a worker joins.
+    "Device filters can only be specified when initializing the cluster",
+    # An error ends a step on every server that has a part in it; the chief says the error.
+    "Local rendezvous (?:is aborting with status|recv item cancelled)",
+    "RecvTensor cancelled for",
+    # At every start.
+    "oneDNN custom operations are on",
+    "This TensorFlow binary is optimized to use available CPU instructions",
+    "Started server with target: grpc://",
+)
+FLOOD_HEADS = (
+    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] (?:" + "|".join(_FLOODS) + ")"
+    "|WARNING: All log messages before absl::InitializeLog"
+)
+"""Matches the first line of each."""
+FLOOD_TAILS = (
+    "Additional GRPC error information from remote target|:[A-Z_]+:Error received from peer|"
+    r"\t \[\[|This could happen if the remote target has been disconnected|"
+    "To enable the following instructions:"
+)
+"""Matches the lines that may follow one."""
+
 
 def in_short(error: BaseException) -> BaseException:
     """The same error without the code that made each node on the way: what failed, and where."""
-    text = str(getattr(error, "message", ""))
     if not hasattr(error, "node_def"):
         return error
+    text = str(getattr(error, "message", ""))
     told = _not_compiled(text) if _NOT_COMPILED in text else _without_nodes(text)
-    if told is None:
-        return error
-    made: Any = type(error)
-    try:
-        brief: BaseException = made(error.node_def, getattr(error, "op", None), told)
-    except TypeError:  # OpError itself wants a code, too
-        return error
+    brief = error
+    if told is not None:
+        made: Any = type(error)
+        with contextlib.suppress(TypeError):  # OpError itself wants a code, too
+            brief = made(error.node_def, getattr(error, "op", None), told)
+    brief.add_note(FAILED)
+    if brief is not error:
+        setattr(brief, WHOLE, str(error))
     return brief
 
 
@@ -90,8 +135,11 @@ def _without_nodes(text: str) -> str | None:
     found = _NODE.search(text)
     if _DETECTED not in text or found is None:
         return None
-    reason = text[: found.start()].rstrip().rpartition("\n\n")[2]
-    return f"{reason} (at {found[1]}, in a worker's step)"
+    before = text[: found.start()].rstrip().rpartition("\n\n")[2]
+    lines = [line for line in before.split("\n") if not _MADE.match(line)]
+    reason = _PREFIX.sub("", "\n".join(lines)).strip()
+    where = "the input pipeline" if _PIPELINE in text else "a worker's step"
+    return f"{reason} (at {found[1]}, in {where})"
 
 
 def _not_compiled(text: str) -> str:

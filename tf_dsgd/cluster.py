@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import gc
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -10,7 +11,8 @@ from typing import Any, ClassVar
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf, _version, gpu, resuming
+from tf_dsgd import _tf, _version, floods, gpu, resuming
+from tf_dsgd._tf_errors import FAILED, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
 from tf_dsgd.console import end_scripts_in_a_line, say
@@ -119,7 +121,7 @@ class LocalCluster(Cluster):
         return len(tf.config.list_physical_devices("GPU")) or _cores()
 
     def configure(self) -> None:
-        gpu.configure_by_default()
+        _configure_process()
         workers, devices = self._count(), len(tf.config.list_physical_devices("GPU")) or _cores()
         if workers > _MANY_ON_ONE * devices:
             say(
@@ -153,6 +155,11 @@ class LocalCluster(Cluster):
         store = Store([devices[m % len(devices)] for m in range(count)])
         scheduler = Scheduler(exchange, store.tasks, longest_call=local.LONGEST_CALL)
         return ThreadsEngine(store, scheduler, local.LocalRounds())
+
+
+def _configure_process() -> None:
+    gpu.configure_by_default()
+    end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
 
 
 def _cores() -> int:
@@ -241,6 +248,7 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
+            _spare_what_is_imported()
             self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
@@ -251,8 +259,8 @@ class TFCluster(Cluster):
             f"(pid {os.getpid()})",
             version=_version.__version__,
         )
-        gpu.configure_by_default()
-        end_scripts_in_a_line(resuming.ENDS_TRAINING)
+        _configure_process()
+        floods.sift(FLOOD_HEADS, FLOOD_TAILS)
         _ = self._connection
 
     def check_ps(self) -> None:
@@ -296,6 +304,16 @@ def _tasks(resolver: Any) -> cluster_spec.Tasks:
         "resolver must be a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
         f"Received: {resolver!r}."
     )
+
+
+def _spare_what_is_imported() -> None:
+    """Has garbage collection leave out what TensorFlow and Keras consist of, for the process.
+
+    As a process ends, Python goes through all of that several times: 1.7 s in which a chief that
+    was interrupted, or lost a ps, looks as if it hung. It never finds anything there.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class SimulatedCluster(Cluster):
@@ -397,7 +415,7 @@ class SimulatedCluster(Cluster):
         return self._repr
 
     def configure(self) -> None:
-        gpu.configure_by_default()
+        _configure_process()
 
     def shard_devices(self) -> list[str]:
         return [tf.config.list_logical_devices("CPU")[0].name] * self._num_shards

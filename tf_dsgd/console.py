@@ -7,6 +7,8 @@ import tempfile
 import traceback
 from typing import Any
 
+from tf_dsgd._tf_errors import WHOLE
+
 
 def say(message: str, version: str = "") -> None:
     """Writes a line."""
@@ -15,23 +17,29 @@ def say(message: str, version: str = "") -> None:
     print(f"{who}: {message}\n", end="", file=sys.stderr, flush=True)
 
 
-def end_scripts_in_a_line(note: str) -> None:
-    """A script that is ended by an error with this note says the error, and no traceback.
+def end_scripts_in_a_line(*notes: str) -> None:
+    """A script that is ended by an error with one of these notes says the error, and no traceback.
 
-    That is written to a file, which is named before.
+    That is written to a file, which is named before, with all that TensorFlow said.
     """
     if sys.excepthook is not sys.__excepthook__:
         return  # somebody else's, who knows why; or this one
 
     def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        if note not in getattr(error, "__notes__", ()):
+        if not set(notes).intersection(getattr(error, "__notes__", ())):
             sys.__excepthook__(kind, error, where)
             return
         with tempfile.NamedTemporaryFile(
             "w", prefix="tf_dsgd-traceback-", suffix=".txt", delete=False
         ) as file:
             traceback.print_exception(kind, error, where, file=file)
+            print(getattr(error, WHOLE, ""), file=file)
         say(f"the traceback is in {file.name}")
-        say(str(error))
+        say(str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}")
 
     sys.excepthook = hook
+
+
+def _line(where: Any) -> str:
+    """The line of the script."""
+    return f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}: " if where else ""

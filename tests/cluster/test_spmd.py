@@ -1,5 +1,6 @@
 """Equal processes that are lost, late or interrupted, and `python -m tf_dsgd.launch --spmd`."""
 
+import collections
 import contextlib
 import json
 import signal
@@ -155,6 +156,14 @@ if what == "sees":
     sys.exit(9)
 sys.exit(int(what))
 """
+TALKING = """
+import json, os, sys
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+for _ in range(100):
+    for stream in (sys.stdout, sys.stderr):
+        print("ab"[index] * 10_000, file=stream, flush=True)
+print("and so on", end="", flush=True)
+"""
 CATCH = """
 import time
 try:
@@ -244,6 +253,23 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
         process.send(signal.SIGKILL)
         process.wait(10.0)
         assert processes.gone(family) == []
+
+
+@pytest.mark.beside_others
+def test_lines_of_several_processes_do_not_mix(tmp_path):
+    """Longer ones than a pipe takes at once, on both streams, and one that has no end."""
+    path = tmp_path / "train.py"
+    path.write_text(TALKING)
+    options = ("--spmd", "--workers", "2", str(path))
+    with processes.started(*MODULE, *options, warm=False) as process:
+        assert process.wait(60.0)[0] == 0
+    one, other = "a" * 10_000, "[worker 1] " + "b" * 10_000
+    assert collections.Counter(process.lines) == {
+        one: 200,
+        other: 200,
+        "and so on": 1,
+        "[worker 1] and so on": 1,
+    }
 
 
 @pytest.mark.beside_others

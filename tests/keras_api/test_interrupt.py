@@ -129,8 +129,8 @@ def test_within_a_step(cluster, step):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_while_a_step_is_traced(times):
-    """One signal waits for the end of the trace, which the next `fit` uses; a second does not."""
+def test_while_a_step_is_traced(times, capsys):
+    """One signal waits for the end of the trace, and is told so; a second does not wait."""
     traced, ended = [], []
 
     class Interrupts(keras.layers.Layer):
@@ -151,6 +151,7 @@ def test_while_a_step_is_traced(times):
         model.fit(*helpers.ones(20), batch_size=2, verbose=0)
     assert len(traced) == 1
     assert len(ended) == 2 - times
+    assert capsys.readouterr().err.count("Ctrl-C ends fit when its step is traced") == 1
     model.fit(*helpers.ones(20), batch_size=2, verbose=0)
     assert float(model.get_weights()[0][0, 0]) == -strategy.steps == -10
     assert signal.getsignal(signal.SIGINT) is handler

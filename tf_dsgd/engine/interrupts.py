@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_dsgd import _tf
+from tf_dsgd.console import say
 
+TRACES = "Ctrl-C ends fit when its step is traced; a second one, at once"
 _AGAIN_SECONDS = 0.01
 
 
 @contextlib.contextmanager
-def held_back(at_most: int | None = None) -> Iterator[Callable[[], None]]:
+def held_back(at_most: int | None = None, said: str = "") -> Iterator[Callable[[], None]]:
     """Within, SIGINT waits until the end of the block, or until what this yields is called.
 
     Its handler then runs as it would have. A message that a worker has numbered must reach the
@@ -27,6 +29,7 @@ def held_back(at_most: int | None = None) -> Iterator[Callable[[], None]]:
 
     Args:
         at_most: so many signals wait; the next is not held back, for a user who has waited enough.
+        said: to whoever interrupts, at once, if it waits.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -43,6 +46,9 @@ def held_back(at_most: int | None = None) -> Iterator[Callable[[], None]]:
         if at_most is not None and len(received) > at_most:
             received.clear()
             handler(number, frame)
+        elif said:
+            with contextlib.suppress(RuntimeError):  # it came within another line
+                say(said)
 
     signal.signal(signal.SIGINT, receive)
     try:

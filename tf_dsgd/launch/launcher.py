@@ -30,6 +30,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, TextIO
 
+from tf_dsgd import floods
+from tf_dsgd._tf_errors import FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.launch.options import parse
 from tf_dsgd.resuming import (
     BACKUP_FD,
@@ -46,6 +48,7 @@ INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
 STOP_SECONDS = 5.0
 _BOOT_SECONDS = 0.3  # so old a script has nothing to save
+_QUIET_SECONDS = 0.2  # a question, or a progress bar, has no end of line
 
 # Runs in a child before it becomes the program: Linux kills it when the launcher dies, whatever
 # kills that. Popen's preexec_fn would do it in a fork of a process with threads, which may hang.
@@ -118,6 +121,10 @@ class _Launcher:
         self._lost_server = False  # one that was not to be started again
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
+        self._errors = sys.stdout if _same_file(sys.stdout, sys.stderr) else sys.stderr
+        self._kept = floods.Kept(floods.kept())
+        """Lines of TensorFlow's that tell a user nothing."""
+        self._cut: dict[TextIO, bytes] = {}  # the prefix of whose line there has no end yet
         self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
         """Holds the path of the chief's last checkpoint."""
         self._ended = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
@@ -139,53 +146,80 @@ class _Launcher:
 
     def say(self, text: str) -> None:
         """One line of the launcher's own."""
-        self._write(sys.stderr, f"[launch] {text}\n".encode())
+        self._write(self._errors, b"[launch] ", f"{text}\n".encode())
 
     def _start(self, task: _Task) -> None:
         is_script, is_first = task in self._scripts, task is self._scripts[0]
-        piped = not is_first or self._prefix_first
+        prefix = f"[{task.name}] ".encode() if not is_first or self._prefix_first else b""
+        out, error = _pipes(prefix, is_script)
         command = [sys.executable, *task.command]
         if sys.platform == "linux":
             tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
             command = [sys.executable, *tie, *command]
-        told = {PARENT_FD: self._lifeline}
+        told, more = {PARENT_FD: self._lifeline}, {}
         if is_script:
             told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}
+            kept = self._kept.path if error is None else floods.SIFTED
+            more = {COMMAND: self._command, floods.KEPT: kept}
         task.started = time.monotonic()
         task.process = subprocess.Popen(
             command,
             env={
                 **os.environ,
                 **task.environment,
-                **({COMMAND: self._command} if is_script else {}),
+                **more,
                 **{name: str(number) for name, number in told.items()},
             },
             pass_fds=tuple(told.values()),
             # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
             process_group=0,
             stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
-            stdout=subprocess.PIPE if piped else None,
-            stderr=(subprocess.PIPE if is_script else subprocess.STDOUT) if piped else None,
+            stdout=out,
+            stderr=error,
         )
-        for source, sink in ((task.process.stdout, sys.stdout), (task.process.stderr, sys.stderr)):
+        for source, sink in (
+            (task.process.stdout, sys.stdout),
+            (task.process.stderr, self._errors),
+        ):
             if source is not None:
                 reader = threading.Thread(
                     target=self._copy,
-                    args=(source, sink if is_script else sys.stderr, f"[{task.name}] ".encode()),
+                    args=(source, sink if is_script else self._errors, prefix),
                     daemon=True,
                 )
                 reader.start()
                 task.readers.append(reader)
 
     def _copy(self, source: IO[bytes], sink: TextIO, prefix: bytes) -> None:
-        for line in source:
-            self._write(sink, prefix + line.rstrip(b"\r\n") + b"\n")
+        sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+        wanted = floods.wanted()
+        # Without a prefix the script is as if it wrote itself.
+        for piece in floods.pieces(source.fileno(), None if prefix else _QUIET_SECONDS):
+            if not (wanted and sieve.takes(piece) and self._keep(prefix + piece)):
+                self._write(sink, prefix, piece)
 
-    def _write(self, sink: TextIO, line: bytes) -> None:
+    def _keep(self, line: bytes) -> bool:
+        """Whether a line of TensorFlow's is in the file for them."""
+        try:
+            with self._mutex:
+                first = self._kept.add(line)
+        except OSError:
+            return False
+        if first:
+            self.say(self._kept.words())
+        return True
+
+    def _write(self, sink: TextIO, prefix: bytes, piece: bytes) -> None:
+        if prefix:
+            piece = prefix + piece.rstrip(b"\r\n") + b"\n"
         # A sink that is gone must not end the reading, or a full pipe stops the process.
         with self._mutex, contextlib.suppress(OSError, ValueError):
+            if self._cut.pop(sink, prefix) != prefix:
+                piece = b"\n" + piece
+            if not piece.endswith(b"\n"):
+                self._cut[sink] = prefix
             sink.flush()
-            sink.buffer.write(line)
+            sink.buffer.write(piece)
             sink.buffer.flush()
 
     def _watch(self, signals: int) -> None:
@@ -273,6 +307,34 @@ def _process(task: _Task) -> subprocess.Popen[bytes]:
     if task.process is None:
         raise RuntimeError(f"{task.name} was not started")
     return task.process
+
+
+def _pipes(prefix: bytes, is_script: bool) -> tuple[int | None, int | None]:
+    """What `subprocess.Popen` makes of a process's output and its errors; None: it has ours.
+
+    The first script has a terminal itself. What is no terminal is written here alone, so that
+    lines of several processes do not mix.
+    """
+    if not is_script:
+        return subprocess.PIPE, subprocess.STDOUT
+    if prefix:
+        return subprocess.PIPE, subprocess.PIPE
+    out, error = (None if _is_terminal(s) else subprocess.PIPE for s in (sys.stdout, sys.stderr))
+    if out is not None and error is not None and _same_file(sys.stdout, sys.stderr):
+        error = subprocess.STDOUT  # in the order in which it comes
+    return out, error
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Or nothing at all."""
+    return stream is None or stream.closed or stream.isatty()
+
+
+def _same_file(one: TextIO, other: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _terminal_input() -> bool:
@@ -374,12 +436,10 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
     gpus = _gpus()
 
     def server(job: str, index: int, restarts: int, **more: str) -> _Task:
-        # TensorFlow's greetings of many processes hide what matters.
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")}
         return _Task(
             f"{job} {index}",
             ["-u", "-m", "tf_dsgd.serve"],
-            _environment(cluster, job, index) | quiet | more,
+            _environment(cluster, job, index) | more,
             restarts,
         )
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
-from tf_dsgd.engine.interrupts import held_back, not_swallowed, not_within_a_lookup
+from tf_dsgd.engine.interrupts import TRACES, held_back, not_swallowed, not_within_a_lookup
 from tf_dsgd.engine.ledger import Ledger, Staleness
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.running import Resets
@@ -331,7 +331,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             )
 
         if is_distributed(fn):
-            with held_back(at_most=1):  # a second Ctrl-C ends even a long trace
+            with held_back(at_most=1, said=TRACES):
                 program = self._program(fn, token, with_batch)
             if program is not None:
                 if program.of_keras and not tf.executing_eagerly():

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd._tf_errors import in_short
 from tf_dsgd.strategies.pipelines import Progress, Source
 from tf_dsgd.strategies.position import Position
 
@@ -217,7 +218,7 @@ class Stream:
         self._count()
         if error is not None:
             if not self._stock:
-                raise error
+                raise in_short(error)
             self._error = error  # once the batches before it are used
         took = time.perf_counter() - start
         self._input_time.seconds += took

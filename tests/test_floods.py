@@ -1,0 +1,160 @@
+"""Lines of TensorFlow's that are taken out, as they were seen, and that nothing else is.
+
+Scripts do without TensorFlow; what they write to file descriptor 2 is what it writes.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tf_dsgd import floods
+from tf_dsgd._tf_errors import FLOOD_HEADS, FLOOD_TAILS
+
+# Seen in TensorFlow 2.21.0, the second put together as its source does.
+FLOODS = [
+    "W0000 00:00:1795557141.585539    6566 destroy_tensor_handle_node.h:59] Ignoring an error "
+    "encountered when deleting remote tensors handles: INVALID_ARGUMENT: Unable to find it\n"
+    "Additional GRPC error information from remote target /job:ps/replica:0/task:0 while calling "
+    "/tensorflow.eager.EagerService/Enqueue:\n"
+    ':UNKNOWN:Error received from peer  {grpc_status:3, grpc_message:"Unable to find it"}\n',
+    "E0000 00:00:1795557141.585539    6566 eager_context.cc:512] Failed to register function "
+    "remotely due to UNAVAILABLE: Socket closed\n"
+    "This could happen if the remote target has been disconnected from the client.\n",
+    "W0000 00:00:1795557196.949510    9992 local_rendezvous.cc:412] Local rendezvous is aborting "
+    "with status: INVALID_ARGUMENT: indices[15,3] = 1000 is not in [0, 50)\n"
+    "\t [[{{function_node __inference_body_740}}{{node embedding_1/GatherV2}}]]\n",
+    "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n",
+    "I0000 00:00:1795557380.173596   14054 cpu_feature_guard.cc:227] This TensorFlow binary is "
+    "optimized to use available CPU instructions in performance-critical operations.\n"
+    "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild.\n",
+]
+OWN = [
+    "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
+    "Traceback (most recent call last):\n  File 'a', line 1\nKeyError: 'RecvTensor cancelled'\n",
+    "E0000 00:00:1795557141.585539    6566 bfc_allocator.cc:1] Out of memory\n",
+    "F0000 00:00:1795557141.585539    6566 eager.cc:5] Check failed: Started server with target\n",
+    "it says W0000 00:00:1.5 6566 a.cc:4] Local rendezvous is aborting with status\n",
+]
+SCRIPT = f"""
+import os, sys
+from tf_dsgd import floods
+floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r})
+"""
+
+
+def sifted(text):
+    """What of a text passes, and what is taken out."""
+    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+    passed, taken = [], []
+    for piece in text.encode().splitlines(keepends=True):
+        (taken if sieve.takes(piece) else passed).append(piece.decode())
+    return "".join(passed), "".join(taken)
+
+
+def test_what_tensorflow_says_is_taken_out_of_what_others_say():
+    text = "".join(own + flood for own, flood in zip(OWN, FLOODS, strict=True))
+    assert sifted(text) == ("".join(OWN), "".join(FLOODS))
+    assert sifted("".join(OWN)) == ("".join(OWN), "")
+    assert sifted("".join(FLOODS)) == ("", "".join(FLOODS))
+
+
+def test_the_rest_of_a_line_passes_as_its_beginning_did():
+    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+    flood = FLOODS[3].encode()
+    assert [sieve.takes(piece) for piece in (b"10 %", flood, flood)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds", "given"),
+    [
+        ([b"one\ntw", b"o\nend"], None, [b"one\n", b"two\n", b"end"]),
+        ([b"10 %\r2", b"0 %\n"], 60.0, [b"10 %\r", b"20 %\n"]),
+        ([b"name? ", b"thanks\n"], 0.0, [b"name? ", b"thanks\n"]),
+    ],
+    ids=["lines", "progress", "question"],
+)
+def test_pieces(written, seconds, given):
+    read, write = os.pipe()
+    found = []
+    coming = floods.pieces(read, seconds)
+    for data in written:
+        os.write(write, data)
+        if seconds == 0.0:
+            found.append(next(coming))
+    os.close(write)
+    found.extend(coming)
+    os.close(read)
+    assert found == given
+
+
+def run(script, tmp_path, **variables):
+    """The exit code, what came out, and the files that it made.
+
+    The package's own root would import TensorFlow.
+    """
+    stub = tmp_path / "tf_dsgd"
+    stub.mkdir()
+    (stub / "__init__.py").touch()
+    (stub / "floods.py").symlink_to(floods.__file__)
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": ""}
+    ended = subprocess.run(
+        [sys.executable, str(path)],
+        env={**environment, **variables},
+        capture_output=True,
+        timeout=60.0,
+        check=False,
+        text=True,
+    )
+    return ended.returncode, ended.stderr, list(tmp_path.glob("tf_dsgd-tensorflow-*"))
+
+
+def test_a_crash_keeps_its_last_words(tmp_path):
+    """Also those that Python knows nothing of, and a line without an end."""
+    words = "".join(own + flood for own, flood in zip(OWN, FLOODS, strict=True))
+    code, said, (file,) = run(
+        SCRIPT + f"os.write(2, {words.encode()!r} + b'last words'); os.abort()", tmp_path
+    )
+    assert code == -signal.SIGABRT
+    line = rf"tf_dsgd: TensorFlow's lines .* go to {re.escape(str(file))} .*\n"
+    assert re.sub(line, "", said) == "".join(OWN) + "last words"
+    assert len(re.findall(line, said)) == 1
+    assert file.read_text() == "".join(FLOODS)
+
+
+def test_nobody_waits_for_a_sieve_that_was_killed(tmp_path):
+    kill = """
+import signal, subprocess, time
+pid = int(subprocess.check_output(["ps", "--ppid", str(os.getpid()), "-o", "pid="]).split()[0])
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+try:
+    for _ in range(100):
+        os.write(2, b"x" * 10_000)
+except BrokenPipeError:
+    pass
+print("here", file=sys.stderr)
+"""
+    assert run(SCRIPT + kill, tmp_path) == (0, "here\n", [])
+
+
+def test_python_writes_past_the_sieve(tmp_path):
+    """At once, and to what is a terminal where it was one."""
+    script = SCRIPT + "print(sys.stderr.fileno() == 2, end='', file=sys.stderr)"
+    assert run(script, tmp_path) == (0, "False", [])
+
+
+def test_whoever_sets_the_level_sees_what_it_lets_through(tmp_path):
+    script = SCRIPT + f"os.write(2, {FLOODS[0].encode()!r})"
+    assert run(script, tmp_path, TF_CPP_MIN_LOG_LEVEL="0") == (0, FLOODS[0], [])
+
+
+def test_a_file_that_cannot_be_written_leaves_the_lines_where_they_were(tmp_path):
+    script = SCRIPT + f"os.write(2, {FLOODS[0].encode()!r})"
+    kept = str(tmp_path / "no" / "file")
+    assert run(script, tmp_path, **{floods.KEPT: kept}) == (0, FLOODS[0], [])
