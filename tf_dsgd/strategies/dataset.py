@@ -270,7 +270,9 @@ def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
 
 def _bytes(batch: Any) -> tf.Tensor:
     sizes = [
-        tf.size(t, tf.int64) * max(t.dtype.size or 8, 1)
+        tf.reduce_sum(tf.cast(tf.strings.length(t), tf.int64))
+        if t.dtype == tf.string
+        else tf.size(t, tf.int64) * t.dtype.size
         for t in _tensors(batch)
         if t.dtype not in (tf.variant, tf.resource)
     ]
