@@ -5,7 +5,8 @@
 The data comes with scikit-learn: 1,797 images of 8 x 8 pixels, a fifth of them held out. The same
 model is trained on the same data for as many mini-batches by plain Keras `fit`, before ours and in
 a process of its own, so that neither run shares threads or caches with the other. Both are timed
-from their second `fit` on: the first one, of one epoch, traces the graphs.
+from their second `fit` on: the first one, of one epoch, traces the graphs. Ours is run with
+`steps_per_execution=20`, plain `fit` with 1 and with 20, of which the faster one is shown.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from sklearn.model_selection import train_test_split
 import tf_dsgd
 
 BATCH_SIZE = 32
+STEPS_PER_EXECUTION = 20
 
 
 def load_data() -> list[np.ndarray]:
@@ -33,7 +35,7 @@ def load_data() -> list[np.ndarray]:
     return train_test_split(x, y, test_size=0.2, random_state=0, stratify=y)
 
 
-def build_model() -> keras.Model:
+def build_model(steps_per_execution: int = STEPS_PER_EXECUTION) -> keras.Model:
     model = keras.Sequential(
         [
             keras.Input((64,)),
@@ -46,6 +48,7 @@ def build_model() -> keras.Model:
         optimizer=keras.optimizers.Adagrad(0.02),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
     )
     return model
 
@@ -60,12 +63,14 @@ def timed_fit(model: keras.Model, x: np.ndarray, y: np.ndarray, epochs: int) -> 
 
 
 def run_plain(epochs: int) -> None:
-    keras.utils.set_random_seed(1)
     x_train, x_test, y_train, y_test = load_data()
-    model = build_model()
-    steps_per_second = timed_fit(model, x_train, y_train, epochs)
+    speeds = []
+    for steps_per_execution in (1, STEPS_PER_EXECUTION):
+        keras.utils.set_random_seed(1)
+        model = build_model(steps_per_execution)
+        speeds.append(timed_fit(model, x_train, y_train, epochs))
     _, accuracy = model.evaluate(x_test, y_test, verbose=0)
-    print(accuracy, steps_per_second)
+    print(accuracy, max(speeds))
 
 
 def plain_in_its_own_process(epochs: int) -> tuple[float, float]:

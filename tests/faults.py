@@ -98,16 +98,23 @@ class OnProcesses(keras.callbacks.Callback):
 
     A fault of worker m happens when the shards have counted `step` mini-batches of that worker;
     one of a ps when they have counted so many of all. `phase` is not looked at. A worker that died
-    is back when the launcher has started it again.
+    is back when the launcher has started it again. With `until_lost` a worker that is stopped goes
+    on once it counts as lost, after its seconds at the latest.
     """
 
-    def __init__(self, strategy, script):
+    def __init__(self, strategy, script, until_lost=False):
         super().__init__()
         self.strategy, self.script = strategy, sorted(script, key=lambda fault: fault.step)
+        self.until_lost = until_lost
         self.struck = []
         self._goes_on = []
+        self._stopped_workers = {}
 
     def on_train_batch_end(self, batch, logs=None):
+        for index, process in list(self._stopped_workers.items()):
+            if not self.strategy.engine.store.present[index]:
+                del self._stopped_workers[index]
+                process.send_signal(signal.SIGCONT)
         if not self.script:
             return
         done = [worker.steps for worker in self.strategy.ledger().workers]
@@ -124,14 +131,20 @@ class OnProcesses(keras.callbacks.Callback):
             return
         process.send_signal(signal.SIGSTOP)
         self._goes_on.append(goes_on_after(process.pid, fault.seconds))
+        if self.until_lost and fault.job == "worker":
+            self._stopped_workers[fault.index] = process
 
     @property
     def stopped(self):
         """Whether a process is stopped now, or goes on in this moment."""
+        if self.until_lost:
+            return bool(self._stopped_workers)
         return any(each.poll() is None for each in self._goes_on)
 
     def on_train_end(self, logs=None):
         for each in self._goes_on:
+            if self.until_lost:
+                each.terminate()
             each.wait(timeout=60.0)
 
 

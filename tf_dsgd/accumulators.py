@@ -56,18 +56,18 @@ class Accumulator:
             arithmetic.descend(self._total, -factor, gradient)
 
     def get(self) -> Gradient:
-        """The sum; of a sparse weight as it came, rows named repeatedly, too."""
-        if not self._is_sparse:
-            return tf.identity(self._total.read_value())
-        values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
-        return tf.IndexedSlices(values, rows, tf.constant(self._shape))
-
-    def take(self) -> Gradient:
-        """The sum, which then begins anew from zero.
+        """The sum.
 
         Each row is named once, so that an optimizer squares the sum of a row's gradients, as it
         does with a dense gradient.
         """
+        if not self._is_sparse:
+            return tf.identity(self._total.read_value())
+        values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
+        return arithmetic.merged_rows(tf.IndexedSlices(values, rows, tf.constant(self._shape)))
+
+    def take(self) -> Gradient:
+        """The sum, which then begins anew from zero."""
         total = self.get()
         if not self._is_sparse:
             self._total.assign(tf.zeros_like(total), read_value=False)
@@ -75,4 +75,4 @@ class Accumulator:
         self._rows.assign(tf.zeros([0], tf.int64), read_value=False)
         empty = tf.zeros([0, *self._shape[1:]], total.values.dtype)
         self._values.assign(empty, read_value=False)
-        return arithmetic.merged_rows(total)
+        return total

@@ -62,7 +62,7 @@ def test_all_workers_but_one_are_killed_or_stopped(group):
             assert sum(got["steps"]) == got["expected"]
         # TensorFlow's calls to processes that were killed take seconds each to be given up.
         assert exit_of(process, 90.0)[0] == 0, log(process)
-    assert process.text.count("has not answered for 5 s and counts as lost") >= len(GROUPS[group])
+    assert "has not answered for 5 s and counts as lost" in process.text
 
 
 @pytest.mark.beside_others

@@ -160,6 +160,13 @@ STRATEGIES = [
         ("wire_dtype must be", '"bfloat16"', '"float16"', "None"),
     ),
     Rule(
+        "sparse is one of two words",
+        downpour("sparse"),
+        rule.not_words("dense", "lazy"),
+        ["dense", "lazy"],
+        ("sparse must be", '"dense"', '"lazy"'),
+    ),
+    Rule(
         "optimizer_state is one of three words",
         averaging("optimizer_state"),
         rule.not_words("average", "local", "reset"),

@@ -29,8 +29,8 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.engine import statistics
 from tf_dsgd.engine.bundles import Bundle
+from tf_dsgd.engine.merged import Merged, merged
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
 from tf_dsgd.engine.shard import Shard
@@ -107,13 +107,7 @@ class Parts:
         ]
         self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
         self._outputs = Bundle.of([*step.outputs, *self.running.specs])
-        self._base = [
-            store.cell(
-                ("base", _tf.unique_id(v)),
-                functools.partial(self._copies_of, v),
-            )
-            for v in step.merged_state()
-        ]
+        self._merged = [self._merged_as(v) for v in step.merged_state()]
         self._encoded: list[int] = []
         """How many tensors of a message are each weight's."""
         self._sent: dict[int, _Sent] = {}
@@ -123,6 +117,13 @@ class Parts:
             for i, v in enumerate(step.weights)
             if step.sparse[i] and not shards[v.shard].lock_free  # two notes at once would lose rows
         }
+
+    def _merged_as(self, variable: Any) -> Merged:
+        copies = functools.partial(self._copies_of, variable)
+        base = self.store.cell(("base", _tf.unique_id(variable)), copies)
+        cells = functools.partial(self.shard_cell, variable.shard)
+        together = self._server.averages_statistics
+        return merged(variable, base, self.store.num_workers, cells, together)
 
     def _copies_of(self, variable: Any) -> Replicated:
         copies = variable.on_workers().copies
@@ -292,18 +293,7 @@ class Parts:
         of_weights = self.step.on_worker(encoded)
         self._encoded = [len(tensors) for tensors in of_weights]
         message = [tensor for tensors in of_weights for tensor in tensors]
-        for variable, base in zip(self.step.merged_state(), self._base, strict=True):
-            now = tf.identity(variable.on_workers().template.read_value())
-            if variable.momentum is not None:
-                times = variable.times.template
-                moved = (now, tf.identity(base.template.read_value()), times.read_value())
-                message.append(statistics.Moved(*moved))
-                times.assign(0, read_value=False)
-                base.template.assign(now, read_value=False)
-                continue
-            additive = now.dtype.is_floating or now.dtype.is_integer
-            message.append(now - base.template.read_value() if additive else now)
-            base.template.assign(now, read_value=False)
+        message.extend(each.collect() for each in self._merged)
         clock = self.clock.template.read_value()
         changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}
         self._set_clock(changes, *clock_parts(clock, len(self.shards)))
@@ -314,8 +304,8 @@ class Parts:
     def _weights_of(self, shard: int) -> list[int]:
         return [i for i, v in enumerate(self.step.weights) if v.shard == shard]
 
-    def _merged_of(self, shard: int) -> list[int]:
-        return [j for j, v in enumerate(self.step.merged_state()) if v.shard == shard]
+    def _merged_of(self, shard: int) -> list[Merged]:
+        return [each for each in self._merged if each.variable.shard == shard]
 
     def _wrap(
         self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
@@ -327,7 +317,8 @@ class Parts:
         parcels = []
         for shard, header in zip(self.shards, heads, strict=True):
             tensors = [of_weights[i] for i in self._weights_of(shard.index)]
-            changes = [all_changes[j] for j in self._merged_of(shard.index)]
+            here = self._merged_of(shard.index)
+            changes = [c for c, m in zip(all_changes, self._merged, strict=True) if m in here]
             content = [header, tensors, changes]
             flat = tf.nest.flatten(content, expand_composites=True)
             bundle = shard.bundle(flat)
@@ -349,33 +340,14 @@ class Parts:
         changed = self.step.on_shard(shard.index, lambda: self._server.receive(view, message))
         if not view.noted:  # the rule itself writes, and no rows but those it was sent
             view.note_rows(decoded)
-        state = self.step.merged_state()
-        for change, j in zip(changes, self._merged_of(shard.index), strict=True):
-            variable = state[j]
-            if variable.momentum is not None:
-                moved = statistics.Moved(*change)
-                if self._server.averages_statistics:
-                    statistics.collect(variable, moved, self._cells_of(shard.index))
-                else:
-                    statistics.apply(variable, moved, shard.lock_free)
-            elif change.dtype.is_floating and variable.averaged:
-                # Workers' sums would diverge (11 workers, period 20): average instead.
-                variable.primary.assign_add(change / self.store.num_workers, read_value=False)
-            elif change.dtype.is_floating or change.dtype.is_integer:
-                variable.primary.assign_add(change, read_value=False)
-            else:
-                variable.primary.assign(change, read_value=False)
+        for change, each in zip(changes, self._merged_of(shard.index), strict=True):
+            each.apply(change, shard)
         return changed
-
-    def _cells_of(self, shard: int) -> Callable[..., tf.Variable]:
-        return functools.partial(self.shard_cell, shard)
 
     def average_statistics(self, shard: int) -> None:
         """Traces that the moving statistics collected on a shard are averaged."""
-        state = self.step.merged_state()
-        for variable in (state[j] for j in self._merged_of(shard)):
-            if variable.momentum is not None:
-                statistics.average(variable, self._cells_of(shard))
+        for each in self._merged_of(shard):
+            each.average()
 
     def _read(self, shard: Shard, who: tf.Tensor, needed: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         """Everything a worker fetches from one shard, at one moment."""
@@ -398,11 +370,10 @@ class Parts:
             shard.count_version(changed)
             values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
             state = [v for v in self._read_by_workers if v.shard == shard.index]
-            merged = self.step.merged_state()
             content = [
                 [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
                 [v.primary.read_value() for v in state],
-                [merged[j].primary.read_value() for j in self._merged_of(shard.index)],
+                [each.variable.primary.read_value() for each in self._merged_of(shard.index)],
                 shard.version.read_value(),
             ]
             flat = tf.nest.flatten(content, expand_composites=True)
@@ -460,31 +431,21 @@ class Parts:
     def _take(self, parcels: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
         clock = self.clock.template.read_value()
         values: list[Any] = [None] * len(self.step.weights)
-        merged: list[Any] = [None] * len(self._base)
+        merges: list[tuple[Merged, tf.Tensor]] = []
         versions = []
         for shard, parcel in zip(self.shards, parcels, strict=True):
             sent = self._fetched_from[shard.index]
-            weights, state, merges, version = sent.unpack(parcel)
+            weights, state, merged_here, version = sent.unpack(parcel)
             for i, value in zip(self._weights_of(shard.index), weights, strict=True):
                 values[i] = self._codec.decode_fetched(self._worker, i, value)
-            for j, value in zip(self._merged_of(shard.index), merges, strict=True):
-                merged[j] = value
+            merges += zip(self._merged_of(shard.index), merged_here, strict=True)
             versions.append(version)
             here = [v for v in self._read_by_workers if v.shard == shard.index]
             for variable, value in zip(here, state, strict=True):
                 variable.on_workers().template.assign(value, read_value=False)
         self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
-        for variable, base, value in zip(self.step.merged_state(), self._base, merged, strict=True):
-            copy = variable.on_workers().template
-            if variable.momentum is not None:
-                mine = copy.read_value(), base.template.read_value()
-                moved = statistics.Moved(*mine, variable.times.template.read_value())
-                copy.assign(statistics.compose(value, moved, variable.momentum))
-            elif value.dtype.is_floating or value.dtype.is_integer:
-                copy.assign(value + (copy.read_value() - base.template.read_value()))
-            else:
-                copy.assign(value)
-            base.template.assign(value, read_value=False)
+        for each, value in merges:
+            each.take(value)
         fixed, begun, _ = clock_parts(clock, len(self.shards))
         self._set_clock({}, fixed, begun, tf.stack(versions))
         return versions[0]

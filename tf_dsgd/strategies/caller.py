@@ -25,6 +25,11 @@ def model_that_fits(iterator: Any) -> keras.Model | None:
     return model if names.get(_tf.ITERATOR_OF_FIT) is iterator else None
 
 
+def callbacks_of_fit() -> Any:
+    """The `CallbackList` of the `fit` that is being run; something else if there is none."""
+    return _innermost(("fit",))[1].get("callbacks")
+
+
 def callbacks_given() -> list[Any]:
     """The callbacks that were given to a model's method that is being run."""
     _, names = _innermost(("fit", "evaluate", "predict"))

@@ -26,8 +26,9 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.strategies.variable import ReplicaVariable
+from tf_dsgd.arithmetic import Gradient, merged_rows
+from tf_dsgd.strategies.touched_rows import by_rows
+from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -52,8 +53,13 @@ class Application:
         """The optimizer that makes the step."""
         return getattr(self.optimizer, "inner_optimizer", self.optimizer)
 
-    def apply(self, gradients: Sequence[Gradient], variables: Sequence[Any], shard: int) -> None:
-        """Traces the update of those of the variables that are on a shard."""
+    def apply(
+        self, gradients: Sequence[Gradient], variables: Sequence[Any], shard: int, lazy: bool
+    ) -> None:
+        """Traces the update of those of the variables that are on a shard.
+
+        With `lazy` rows of a table that have no gradient keep still.
+        """
         gradients = list(gradients)
         if self.inner is not self.optimizer:
             scale = self.optimizer.dynamic_scale.value
@@ -64,6 +70,7 @@ class Application:
             stack.enter_context(
                 _tf.restricted(self.inner, lambda v: getattr(v, "value", v).shard == shard)
             )
+            stack.enter_context(by_rows(self.inner, lazy))
             self.optimizer.apply(gradients, list(variables))
 
 
@@ -79,6 +86,14 @@ def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def _each_row_once(gradient: Gradient) -> Gradient:
+    """So that its norm is that of the dense gradient; XLA has no operation for it."""
+    trace = current_trace()
+    compiled = trace is not None and trace.compiled
+    sparse = isinstance(gradient, tf.IndexedSlices) and not compiled
+    return merged_rows(gradient) if sparse else gradient
 
 
 @contextlib.contextmanager
@@ -99,11 +114,13 @@ class Optimizers:
     Attributes:
         for_shards: the one among them that `Shard.optimize` applies where the compiled optimizer
             runs on workers; None where shards apply the compiled one, or none.
+        lazy: whether shards update of a table the rows alone that have a gradient.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet = weakref.WeakSet()
         self.for_shards: keras.optimizers.Optimizer | None = None
+        self.lazy = False
 
     def add(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Registers an optimizer; called when it creates its first variable."""
@@ -174,6 +191,7 @@ def _noted(
     clip = clip or (in_parts and inner.global_clipnorm is not None)
     if clip and not inner.gradient_accumulation_steps:
         if any(getattr(inner, name) is not None for name in _CLIPPING):
+            application.gradients = [_each_row_once(g) for g in application.gradients]
             application.gradients = _tf.clip(inner, application.gradients)
             application.clipped = True
     return application

@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 import weakref
 from collections.abc import Iterator
@@ -124,12 +125,20 @@ def with_none(batch: Any) -> Any:
     )
 
 
+@dataclasses.dataclass
+class InputTime:
+    """For how long the main thread has waited for the batches of a dataset."""
+
+    seconds: float = 0.0
+
+
 class Stream:
     """The batches of one iterator on their way to the workers, in order."""
 
-    def __init__(self, dataset: tf.data.Dataset, pull: Any):
+    def __init__(self, dataset: tf.data.Dataset, pull: Any, input_time: InputTime):
         self._dataset = dataset
         self._pull = pull
+        self._input_time = input_time
         self._iterator: Any = None
         self._resource: tf.Tensor | None = None
         self._at_once = 1
@@ -217,8 +226,9 @@ class Stream:
             if not self._stock:
                 raise error
             self._error = error  # once the batches before it are used
-        slow = time.perf_counter() - start > _SLOW_SECONDS
-        self._at_once = 1 if slow else min(2 * self._at_once, _MOST_AT_ONCE)
+        took = time.perf_counter() - start
+        self._input_time.seconds += took
+        self._at_once = 1 if took > _SLOW_SECONDS else min(2 * self._at_once, _MOST_AT_ONCE)
 
     def _count(self) -> None:
         """Takes down what was pulled."""
@@ -311,7 +321,7 @@ class TokenIterator:
 
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
-        self.stream = Stream(dataset.dataset, dataset.pull)
+        self.stream = Stream(dataset.dataset, dataset.pull, dataset.input_time)
         self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
@@ -432,6 +442,7 @@ class TokenDataset(_tf.DistributedDataset):
         self._strategy = weakref.ref(strategy)
         self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
+        self.input_time = InputTime()
 
     @property
     def strategy(self) -> Any:

@@ -78,6 +78,9 @@ class DownpourStrategy(DistributedStrategy):
       messages that arrive from then on. Several mini-batches are under way at any moment, so which
       ones it meets differs from run to run; set at the end of an epoch it is exact, and so is a
       schedule (`keras.optimizers.schedules`) at every mini-batch.
+    - A sparse gradient that names a row several times is applied as the sum that it stands for.
+      Keras squares each of them, where it squares: its Adagrad adds 2 for a row that is named twice
+      with a gradient of 1, and 4 where that gradient is dense, which is what is added here.
     - Clipping: with `push_every` above 1, and with `global_clipnorm` on several ps tasks, each
       mini-batch's gradient is clipped, on the worker; otherwise the shard clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
@@ -116,6 +119,11 @@ class DownpourStrategy(DistributedStrategy):
             shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
             variables' own. Shards keep and update weights in their own type.
         warm_start_steps: mini-batches that worker 0 does alone before the others join; at least 0.
+        sparse: what an update does with rows of an embedding that have no gradient. `"dense"`: what
+            the compiled optimizer does with a gradient of zero, as plain Keras: under Adam or
+            momentum all rows move, and each message costs the whole table. `"lazy"`: nothing; a
+            message costs its rows. Under Adagrad, and SGD without momentum, both are the same
+            numbers, at the cost of the rows.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -150,7 +158,9 @@ class DownpourStrategy(DistributedStrategy):
         max_staleness: int | None = None,
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
+        sparse: str = "dense",
     ):
+        lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         if wire_dtype is not None:
             one_of("wire_dtype", wire_dtype, ("bfloat16", "float16"), "None")
         exchange = Periods(
@@ -165,7 +175,13 @@ class DownpourStrategy(DistributedStrategy):
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
         codec = Codec() if wire_dtype is None else Cast(wire_dtype)
+        if lazy and local.sends == "update":
+            raise ValueError(
+                'sparse="lazy" is for optimizers that run on shards; with local_rule="optimizer" '
+                "they run on workers, who send changes of whole tables. Leave one of the two out."
+            )
         super().__init__(cluster, Algorithm(local, exchange, server, codec))
+        self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)
 
 

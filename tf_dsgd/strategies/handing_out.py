@@ -19,10 +19,11 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.caller import model_that_fits
+from tf_dsgd.strategies.caller import callbacks_of_fit, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_train_step
+from tf_dsgd.strategies.summary import summarize
 from tf_dsgd.strategies.variable import Trace, tracing
 
 
@@ -106,6 +107,7 @@ class HandingOut:
         # Nobody but `fit` has this iterator: from now on a token is a step.
         iterator.train(program)
         self._of_now = weakref.ref(iterator)
+        summarize(callbacks_of_fit(), iterator.dataset.strategy, iterator.dataset.input_time)
         if self._passes.begin(iterator):
             self._hand_out(iterator, program)
         return True

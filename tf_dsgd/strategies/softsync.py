@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
-from tf_dsgd.checks import positive_int
+from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     staleness_bound,
@@ -74,6 +74,8 @@ class SoftsyncStrategy(DistributedStrategy):
         max_staleness: a worker starts a round only if it has sent at most this many messages more
             than the slowest worker (bounded staleness, SSP); at least 0; None for no bound. With a
             bound workers do wait, for each other.
+        sparse: what an update does with rows of an embedding that have no gradient; as of
+            `DownpourStrategy`.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -103,10 +105,13 @@ class SoftsyncStrategy(DistributedStrategy):
         gradients_per_update: int,
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = "inverse",
         max_staleness: int | None = None,
+        sparse: str = "dense",
     ):
+        lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
         scaling = staleness_factor(staleness_scaling)
         exchange = Periods(max_staleness=staleness_bound(max_staleness))
         server = CollectGradients(count, scaling)
         super().__init__(cluster, Algorithm(AccrueGradient(rate=0.0), exchange, server))
+        self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

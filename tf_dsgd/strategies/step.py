@@ -260,12 +260,12 @@ class TracedStep:
                 counter.on_shard(shard).assign_add(1, read_value=False)
                 continue
             if isinstance(scale, float) and scale == 1.0:
-                application.apply(part, variables, shard)
+                application.apply(part, variables, shard, self._optimizers.lazy)
                 continue
             inner = application.inner
             rate = functools.partial(_scaled_rate, inner.learning_rate, scale)
             with _tf.method_replaced(inner, "_get_current_learning_rate", rate):
-                application.apply(part, variables, shard)
+                application.apply(part, variables, shard, self._optimizers.lazy)
 
     def _parts(
         self, gradients: Sequence[Gradient], shard: int | None = None

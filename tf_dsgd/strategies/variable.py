@@ -70,6 +70,8 @@ class Trace:
         """What is read in place of variables, by their ids."""
         self.rewritten: set[int] = set()
         """Variables written otherwise than row by row."""
+        self.view: Any = None
+        """While an optimizer's update of some rows is traced: those rows."""
 
 
 class _Current(threading.local):
@@ -78,6 +80,11 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def current_trace() -> Trace | None:
+    """What this thread traces now."""
+    return _current.trace
 
 
 @contextlib.contextmanager
@@ -142,6 +149,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """Whether a fetch does not overwrite the workers' copies: an assignment has to."""
         self.no_copy = False
         """Whether workers read it without the copy that TensorFlow makes once rows were written."""
+        self.hinted = False
+        """Whether it was said that each update takes all its rows."""
 
     # -- where it is ------------------------------------------------------------------------
 
@@ -250,8 +259,11 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return _current.trace is None and tf.executing_eagerly()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        if _current.trace is not None and id(self) in _current.trace.values:
-            return _current.trace.values[id(self)]
+        trace = _current.trace
+        if trace is not None and id(self) in trace.values:
+            return trace.values[id(self)]
+        if trace is not None and trace.view is not None and trace.view.has(self):
+            return trace.view.read(self)
         if not self._outside():
             return super()._read_variable_op(no_copy or self._read_without_copy())
         if self.kind is not Kind.CONTROL:
@@ -308,6 +320,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
         trace = _current.trace
+        if trace is not None and trace.view is not None and trace.view.has(self):
+            trace.view.write(self, method, *args[:1])
+            return self
         if _current.undistributed and trace is None:
             self._check_distributed()
         if trace is not None:

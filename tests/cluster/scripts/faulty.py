@@ -20,11 +20,12 @@ from tests.conformance import registry
 
 EXAMPLES, BATCH = 2000, 4
 TIMEOUT = 5.0
-# Two are killed and one is stopped for longer than the timeout: all but one, at the same time.
+# Two are killed and one is stopped until it counts as lost: all but one, at the same time. On a
+# busy machine that takes longer than `noticed_within` says.
 SCRIPT = [
     faults.fail_at(0, 20),
     faults.fail_at(1, 35),
-    faults.stop_at(2, 25, seconds=TIMEOUT + 4.0),
+    faults.stop_at(2, 25, seconds=60.0),
 ]
 SECONDS = 150.0
 
@@ -94,7 +95,7 @@ def struck(configuration):
     """A run with faults: what happened."""
     began = time.monotonic()
     strategy, model, (x, y) = make(configuration, EXAMPLES, TIMEOUT)
-    playing = faults.OnProcesses(strategy, SCRIPT)
+    playing = faults.OnProcesses(strategy, SCRIPT, until_lost=True)
     until = UntilAllWorkAgain(strategy, playing)
     history = model.fit(
         x, y, batch_size=BATCH, epochs=10_000, verbose=0, callbacks=[playing, until]

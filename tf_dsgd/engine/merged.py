@@ -1,0 +1,159 @@
+"""State that workers change by themselves and that is one: counters, moving statistics, strings.
+
+A message brings what a worker has made of each since it last sent. A fetch brings what the shard
+has, onto which the worker puts what it has not sent yet. One object per variable knows how, for the
+worker that sends, the shard that receives, and the worker that fetches.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd.engine import statistics
+from tf_dsgd.engine.shard import Shard
+from tf_dsgd.engine.state import Replicated
+
+Cells = Callable[..., tf.Variable]
+"""(key, shape, dtype) -> memory of a shard."""
+
+
+class Merged(abc.ABC):
+    """One variable; its methods are called while the worker's or the shard's part is traced.
+
+    Args:
+        variable: the strategy's variable.
+        base: what each worker's copy was when it last sent or fetched.
+    """
+
+    def __init__(self, variable: Any, base: Replicated):
+        self.variable = variable
+        self._base = base.template
+
+    @property
+    def _copy(self) -> tf.Variable:
+        """The first worker's."""
+        return self.variable.on_workers().template
+
+    def collect(self) -> Any:
+        """On a worker: what it sends."""
+        now = tf.identity(self._copy.read_value())
+        change = self._change(now)
+        self._base.assign(now, read_value=False)
+        return change
+
+    def take(self, value: tf.Tensor) -> None:
+        """On a worker: a fetch brought the shard's value."""
+        self._copy.assign(self._onto(value), read_value=False)
+        self._base.assign(value, read_value=False)
+
+    @abc.abstractmethod
+    def _change(self, now: tf.Tensor) -> Any:
+        """What is sent, where the copy is `now`."""
+
+    @abc.abstractmethod
+    def _onto(self, value: tf.Tensor) -> tf.Tensor:
+        """The copy, where the shard has `value`."""
+
+    @abc.abstractmethod
+    def apply(self, change: Any, shard: Shard) -> None:
+        """On the shard: a worker sent this."""
+
+    def average(self) -> None:
+        """On the shard: what it has collected is averaged; most collect nothing."""
+
+
+class Added(Merged):
+    """A number: each worker's change is added, or that part of it."""
+
+    def __init__(self, variable: Any, base: Replicated, parts: int = 1):
+        super().__init__(variable, base)
+        self._parts = parts
+
+    def _change(self, now: tf.Tensor) -> tf.Tensor:
+        return now - self._base.read_value()
+
+    def _onto(self, value: tf.Tensor) -> tf.Tensor:
+        return value + (self._copy.read_value() - self._base.read_value())
+
+    def apply(self, change: tf.Tensor, shard: Shard) -> None:
+        change = change if self._parts == 1 else change / self._parts
+        self.variable.primary.assign_add(change, read_value=False)
+
+
+class Replaced(Merged):
+    """What cannot be added, as a string: the last one sent counts."""
+
+    def _change(self, now: tf.Tensor) -> tf.Tensor:
+        return now
+
+    def _onto(self, value: tf.Tensor) -> tf.Tensor:
+        return value
+
+    def apply(self, change: tf.Tensor, shard: Shard) -> None:
+        self.variable.primary.assign(change, read_value=False)
+
+
+class Moving(Merged):
+    """A moving statistic, as `statistics` has it: a message is composed with what the shard has."""
+
+    def _moved(self, now: tf.Tensor) -> statistics.Moved:
+        base = tf.identity(self._base.read_value())
+        return statistics.Moved(now, base, self.variable.times.template.read_value())
+
+    def _change(self, now: tf.Tensor) -> statistics.Moved:
+        moved = self._moved(now)
+        self.variable.times.template.assign(0, read_value=False)
+        return moved
+
+    def _onto(self, value: tf.Tensor) -> tf.Tensor:
+        moved = self._moved(self._copy.read_value())
+        return statistics.compose(value, moved, self.variable.momentum)
+
+    def apply(self, change: statistics.Moved, shard: Shard) -> None:
+        statistics.apply(self.variable, statistics.Moved(*change), shard.lock_free)
+
+
+class MovingTogether(Moving):
+    """A moving statistic of which a shard averages several messages, when its rule says so.
+
+    Args:
+        variable: as `Merged`.
+        base: as `Merged`.
+        cells: memory of the variable's shard.
+    """
+
+    def __init__(self, variable: Any, base: Replicated, cells: Cells):
+        super().__init__(variable, base)
+        self._cells = cells
+
+    def apply(self, change: statistics.Moved, shard: Shard) -> None:
+        statistics.collect(self.variable, statistics.Moved(*change), self._cells)
+
+    def average(self) -> None:
+        statistics.average(self.variable, self._cells)
+
+
+def merged(
+    variable: Any, base: Replicated, num_workers: int, cells: Cells, together: bool
+) -> Merged:
+    """How this variable becomes one.
+
+    Args:
+        variable: the strategy's variable.
+        base: what each worker's copy was when it last sent or fetched.
+        num_workers: of the cluster.
+        cells: memory of the variable's shard.
+        together: whether the server rule averages moving statistics.
+    """
+    if variable.momentum is not None:
+        return MovingTogether(variable, base, cells) if together else Moving(variable, base)
+    if variable.dtype.is_floating and variable.averaged:
+        # Workers' sums would diverge (11 workers, period 20): average instead.
+        return Added(variable, base, num_workers)
+    if variable.dtype.is_floating or variable.dtype.is_integer:
+        return Added(variable, base)
+    return Replaced(variable, base)

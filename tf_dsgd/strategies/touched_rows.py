@@ -1,0 +1,142 @@
+"""An optimizer's update of a table, on the rows that its sparse gradient names and no others.
+
+Keras's optimizers turn a sparse gradient into work on the whole table: Adagrad adds the squares of
+a thousand rows to a million, Adam decays the momenta of all. Where rows without a gradient keep
+still anyway, the update of the rows that have one is the same update. Where they do not, leaving
+the rest alone is another rule, `sparse="lazy"`, which users choose.
+
+No optimizer is written anew. While Keras's own `update_step` is traced for a table, the table and
+its slots *are* the rows in question: what is read are these rows, and what is assigned goes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd import _tf, arithmetic
+from tf_dsgd.console import say
+from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
+from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
+
+_ELEMENTWISE = {
+    getattr(keras.optimizers, name)
+    for name in (
+        *("SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl"),
+        "Lion",
+    )
+}
+"""Each entry's update depends on its own gradient and slots alone. Subclasses may do otherwise."""
+
+# A table of as many rows is worth a hint when all of it is updated for each message.
+_MANY_ROWS = 100_000
+
+
+def keeps_still(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether its update leaves an entry alone that has a gradient of zero."""
+    if type(optimizer) is keras.optimizers.SGD:
+        return not optimizer.momentum
+    return type(optimizer) is keras.optimizers.Adagrad
+
+
+def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises a ValueError if `sparse="lazy"` would give this optimizer another rule's numbers."""
+    if type(optimizer) in _ELEMENTWISE or isinstance(optimizer, DelayTolerantOptimizer):
+        return
+    names = ", ".join(sorted(kind.__name__ for kind in _ELEMENTWISE))
+    raise ValueError(
+        'sparse="lazy" updates the rows of a table that a gradient names, which is right for '
+        f"optimizers that treat each entry by itself: {names}, and those of tf_dsgd.optimizers. "
+        f'Use one of them, or sparse="dense". Received: {type(optimizer).__name__}.'
+    )
+
+
+class _View:
+    """Some rows of a table, and of its slots, in their place while an update is traced."""
+
+    def __init__(self, table: ReplicaVariable, rows: tf.Tensor):
+        self._shape = table.shape
+        self._rows = rows
+        self._values: dict[int, tf.Tensor] = {}
+        self._written: dict[int, ReplicaVariable] = {}
+
+    def has(self, variable: ReplicaVariable) -> bool:
+        """Whether it is the table or shaped like it."""
+        return variable.shape == self._shape
+
+    def read(self, variable: ReplicaVariable) -> tf.Tensor:
+        """The rows, as last assigned."""
+        if id(variable) not in self._values:
+            self._values[id(variable)] = variable.primary.sparse_read(self._rows)
+        return self._values[id(variable)]
+
+    def write(self, variable: ReplicaVariable, method: str, value: Any) -> None:
+        """They are assigned, added to, or subtracted from."""
+        value = tf.convert_to_tensor(value, variable.dtype)
+        if method == "assign_add":
+            value = self.read(variable) + value
+        elif method == "assign_sub":
+            value = self.read(variable) - value
+        elif method != "assign":
+            raise NotImplementedError(f"{method} of a table's rows")
+        self._values[id(variable)] = value
+        self._written[id(variable)] = variable
+
+    def scatter(self) -> None:
+        """Traces that the table and its slots have them."""
+        for key, variable in self._written.items():
+            variable.scatter_update(tf.IndexedSlices(self._values[key], self._rows))
+
+
+@contextlib.contextmanager
+def by_rows(optimizer: keras.optimizers.Optimizer, lazy: bool) -> Iterator[None]:
+    """Within, the optimizer updates tables by the rows of sparse gradients, where that is right.
+
+    Args:
+        optimizer: the one that makes the step.
+        lazy: whether rows without a gradient keep still whatever the optimizer does with a
+            gradient of zero.
+    """
+    plain = optimizer.update_step
+    all_rows = not (lazy or keeps_still(optimizer))
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        trace = current_trace()
+        if trace is None or not isinstance(gradient, tf.IndexedSlices):
+            plain(gradient, variable, learning_rate)
+            return
+        if isinstance(optimizer, DelayTolerantOptimizer):  # by rows by itself
+            plain(gradient, variable, learning_rate)
+            return
+        table = variable.value if isinstance(variable, keras.Variable) else variable
+        if all_rows:
+            _hint(optimizer, table)
+            plain(gradient, variable, learning_rate)
+            return
+        if lazy:
+            check_lazy(optimizer)
+        gradient = arithmetic.merged_rows(gradient)
+        trace.view = view = _View(table, gradient.indices)
+        try:
+            plain(gradient.values, variable, learning_rate)
+        finally:
+            trace.view = None
+        view.scatter()
+
+    with _tf.method_replaced(optimizer, "update_step", update_step):
+        yield
+
+
+def _hint(optimizer: keras.optimizers.Optimizer, table: ReplicaVariable) -> None:
+    """Says once of a table that each message costs all its rows."""
+    if table.shape[0] < _MANY_ROWS or table.hinted:
+        return
+    table.hinted = True
+    say(
+        f"{type(optimizer).__name__} updates all {table.shape[0]} rows of {table.name!r} for each "
+        'message, as plain Keras does. With sparse="lazy" it updates those that have a gradient.'
+    )
