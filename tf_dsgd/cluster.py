@@ -87,7 +87,8 @@ class LocalCluster(Cluster):
             core this process may run on.
 
     Raises:
-        ValueError: if `num_workers` is not an integer from 1 to 1,024.
+        ValueError: if `num_workers` is not an integer from 1 to 1,024. More than 16 on a core or
+            GPU are taken, with a hint.
 
     Example:
 
@@ -106,6 +107,7 @@ class LocalCluster(Cluster):
                     f"with a copy of the model. Received: {num_workers}. For more use "
                     "tf_dsgd.SimulatedCluster."
                 )
+            _hint_at_many(num_workers)
         self.num_workers = num_workers
 
     def __repr__(self) -> str:
@@ -118,19 +120,13 @@ class LocalCluster(Cluster):
     def _count(self) -> int:
         if self.num_workers is not None:
             return self.num_workers
-        return len(tf.config.list_physical_devices("GPU")) or _cores()
+        return _devices()
 
     def configure(self) -> None:
         _configure_process()
-        workers, devices = self._count(), len(tf.config.list_physical_devices("GPU")) or _cores()
-        if workers > _MANY_ON_ONE * devices:
-            say(
-                f"{workers} workers share {devices} cores or GPUs, and each has a copy of the "
-                "model. To study many workers, take tf_dsgd.SimulatedCluster."
-            )
         if _tf.devices_initialised() or tf.config.list_physical_devices("GPU"):
             return
-        threading = tf.config.threading
+        workers, threading = self._count(), tf.config.threading
         if not threading.get_intra_op_parallelism_threads():
             threading.set_intra_op_parallelism_threads(max(1, _cores() // workers))
         if not threading.get_inter_op_parallelism_threads():
@@ -160,6 +156,20 @@ class LocalCluster(Cluster):
 def _configure_process() -> None:
     gpu.configure_by_default()
     end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
+
+
+def _hint_at_many(workers: int) -> None:
+    """No error: workers may wait for their data, or a script may be tried before a larger run."""
+    if workers > _MANY_ON_ONE * _devices():
+        say(
+            f"{workers} workers share {_devices()} cores or GPUs, and each has a copy of the "
+            "model. To study many workers, take tf_dsgd.SimulatedCluster."
+        )
+
+
+def _devices() -> int:
+    """GPUs, or else cores."""
+    return len(tf.config.list_physical_devices("GPU")) or _cores()
 
 
 def _cores() -> int:

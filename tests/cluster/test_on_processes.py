@@ -10,7 +10,7 @@ from tests import helpers
 
 SECONDS = 1800  # a deadline; a quiet machine takes less than half of it
 
-ON_CLUSTER = ("backup", "delay_tolerant", "pipelines", "shards", "wire")
+ON_CLUSTER = ("backup", "call_sizes", "delay_tolerant", "pipelines", "shards", "wire")
 # Two workers: what every strategy owes to `fit`; closed forms, callbacks, what is special here.
 CONFORMANCE = ("tests/conformance",)
 TWO_WORKERS = (

@@ -42,6 +42,11 @@ def endless_batches(x, y):
         yield from batches(x, y)
 
 
+def without_weights(x, y):
+    for batch in batches(x, y):
+        yield (*batch, None)
+
+
 def of_unknown_length(x, y):
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).filter(lambda a, b: a[0] >= 0.0)
     assert dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY
@@ -57,7 +62,11 @@ DATA = {
     },
     "tf_data": lambda x, y: {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)},
     "tf_data_of_unknown_length": lambda x, y: {"x": of_unknown_length(x, y)},
+    "tf_data_with_none": lambda x, y: {
+        "x": tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH).map(lambda *b: (*b, None))
+    },
     "generator": lambda x, y: {"x": batches(x, y)},
+    "generator_with_none": lambda x, y: {"x": without_weights(x, y)},
     "py_dataset": lambda x, y: {"x": Sequence(x, y)},
 }
 
@@ -102,6 +111,18 @@ def test_each_example_once(frozen, kind):
     assert steps == STEPS
     assert history["id_sum"] == [np.arange(EXAMPLES).sum()]
     np.testing.assert_allclose(history["loss"], [errors(x, y, frozen[1]).mean()], rtol=1e-5)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("kind", [kind for kind in DATA if kind.endswith("none")])
+def test_none_in_a_batch_of_what_is_not_trained_on(frozen, kind):
+    """`evaluate` and `predict` run in the chief, which takes the batch apart as a worker does."""
+    x, y = helpers.regression(EXAMPLES)
+    got = frozen[1].evaluate(**DATA[kind](x, y), verbose=0, return_dict=True)
+    want = errors(x, y, frozen[1]).mean()
+    np.testing.assert_allclose(got["loss"], want, rtol=1e-5)
+    predicted = frozen[1].predict(**DATA[kind](x, y), verbose=0)
+    np.testing.assert_allclose(((predicted - y[:, :1]) ** 2).mean(), want, rtol=1e-5)
 
 
 @pytest.mark.thin

@@ -3,6 +3,8 @@
 Under averaging, softsync and `local_rule="optimizer"`; for Downpour see test_optimizers.py.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -68,10 +70,11 @@ def test_several_steps_in_an_execution(name):
     assert strategy.steps == twin.STEPS
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [*STRATEGIES, "elastic"])
 def test_data_that_are_not_numbers_reach_the_weights_as_in_plain_keras(name):
     """Nothing hangs, everything is counted, and TerminateOnNaN ends the training."""
-    strategy = STRATEGIES[name](tf_dsgd.LocalCluster(2))
+    elastic = functools.partial(tf_dsgd.ElasticAveragingStrategy, average_every=2)
+    strategy = {**STRATEGIES, "elastic": elastic}[name](tf_dsgd.LocalCluster(2))
     x, y = twin.data()
     y[20] = np.nan
     with strategy.scope():

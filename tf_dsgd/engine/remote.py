@@ -35,6 +35,26 @@ from tf_dsgd.membership.task import Task
 from tf_dsgd.transport.connection import Connection
 
 LONGEST_CALL = 32
+# All inputs of a call are in one message, and gRPC and protobuf take less than 2**31 bytes; the
+# rest is for what stands beside the mini-batches.
+MOST_CALL_BYTES = 2_000_000_000
+
+
+def longest_call(batch_bytes: int) -> int:
+    """Most mini-batches of that size that one call can bring to a worker.
+
+    Raises:
+        ValueError: if that is none.
+    """
+    if batch_bytes > MOST_CALL_BYTES:
+        raise ValueError(
+            f"A mini-batch of {batch_bytes / 1e9:,.3g} GB cannot be sent to a worker process: "
+            f"TensorFlow sends at most {MOST_CALL_BYTES / 1e9:,.3g} GB at a time. Received: "
+            f"{batch_bytes:,} bytes in one mini-batch. Take a smaller batch_size; or let workers "
+            "make their mini-batches, by strategy.distribute_datasets_from_function; or train on "
+            "threads, tf_dsgd.LocalCluster, where nothing is sent."
+        )
+    return min(LONGEST_CALL, MOST_CALL_BYTES // max(batch_bytes, 1))
 
 
 class RemoteRounds(Rounds):
@@ -83,8 +103,17 @@ class RemoteRounds(Rounds):
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
+        self._bound_calls(stream.batch_bytes)
         self.outputs.show()
         self.members.look_now_and_then()
+
+    def _bound_calls(self, batch_bytes: int) -> None:
+        """Before a mini-batch can be taken: calls with such ones must not be too long."""
+        with self.engine.changed:
+            try:
+                self.engine.scheduler.longest_call = longest_call(batch_bytes)
+            except ValueError as error:
+                self.engine.fail(None, error)
 
     def show(self) -> None:
         self.outputs.show()

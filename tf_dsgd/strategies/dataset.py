@@ -92,14 +92,14 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         """Takes the batch, for a step that runs here."""
         self.make_ready()
         if tf.executing_eagerly():
-            return take_batch(self.queue, self.element_spec)
+            return with_none(take_batch(self.queue, self.element_spec))
         # A function given several tokens (predict, steps_per_execution > 1) takes their batches in
         # order; TensorFlow would order them only if it knew that the queues are one.
         last = tf.compat.v1.get_default_graph().get_collection_ref("tf_dsgd_last_batch")
         with tf.control_dependencies(last):
             batch = take_batch(self.queue, self.element_spec)
-        last[:] = [t.op for t in tf.nest.flatten(batch, expand_composites=True)]
-        return batch
+        last[:] = [t.op for t in _tensors(batch)]
+        return with_none(batch)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -117,6 +117,13 @@ def take_batch(queue: tf.Tensor, element_spec: Any) -> Any:
         tf.OptionalSpec(element_spec), [component], expand_composites=True
     )
     return optional.get_value()
+
+
+def with_none(batch: Any) -> Any:
+    """A batch as a step takes it: Keras makes an empty optional of None in a generator's batch."""
+    return tf.nest.map_structure(
+        lambda x: None if isinstance(x, tf.experimental.Optional) else x, batch
+    )
 
 
 @dataclasses.dataclass
@@ -274,11 +281,18 @@ def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
 
 def _bytes(batch: Any) -> tf.Tensor:
     sizes = [
-        tf.size(t, tf.int64) * max(t.dtype.size or 8, 1)
-        for t in tf.nest.flatten(batch, expand_composites=True)
+        tf.reduce_sum(tf.cast(tf.strings.length(t), tf.int64))
+        if t.dtype == tf.string
+        else tf.size(t, tf.int64) * t.dtype.size
+        for t in _tensors(batch)
         if t.dtype not in (tf.variant, tf.resource)
     ]
     return tf.add_n(sizes) if sizes else tf.zeros([], tf.int64)
+
+
+def _tensors(batch: Any) -> list[tf.Tensor]:
+    """All of a batch, in which None may take a component's place."""
+    return [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
 
 
 def _examples(batch: Any) -> tf.Tensor:

@@ -17,7 +17,7 @@ from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.running import Resets
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
-from tf_dsgd.strategies.dataset import take_batch
+from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
@@ -76,9 +76,7 @@ class TracedStep:
         box: dict[str, Any] = {}
 
         def body(batch: Any) -> tuple[list[tf.Tensor], list[Gradient]]:
-            batch = tf.nest.map_structure(
-                lambda x: None if isinstance(x, tf.experimental.Optional) else x, batch
-            )
+            batch = with_none(batch)
             graph = tf.compat.v1.get_default_graph()
             if self.sends == "gradient":
                 with self._optimizers.captured(self._clip, self._in_parts) as applications:
