@@ -73,9 +73,10 @@ class _Test:
 def mark_rows(items, slow, long, together=False):
     """Marks what covering arrays leave out of functions marked `thin`.
 
-    The fast tier runs one of each function, of the strength that the mark says. The slow one adds
-    what it takes for each pair of values, in which functions of a file with the same parameters are
-    values of one more factor. What is left is `long`.
+    The fast tier runs one of each function, of the strength that the mark says and of rows that are
+    not slow by themselves. The slow one adds what it takes for each pair of values, in which
+    functions of a file with the same parameters are values of one more factor. What is left is
+    `long`.
 
     With `together`, functions of a file with the same parameters are one product already in the
     fast tier, which has each value and each function once.
@@ -95,17 +96,18 @@ def mark_rows(items, slow, long, together=False):
 
 
 def _mark(tests, slow, long, together):
-    arrays = collections.defaultdict(list)
+    arrays, left = collections.defaultdict(list), []
     for test in tests:
-        if test.strength:
+        if test.strength and test.slow:
+            left.append(test)
+        elif test.strength:
             arrays[(1, None) if together else (test.strength, test.row[0])].append(test)
-    left = []
     for (strength, _), thin in arrays.items():
         rows = [test.row if together else test.row[1:] for test in thin]
         chosen = set(cover(rows, strength, thin[0].row[0]))
         left += [test for number, test in enumerate(thin) if number not in chosen]
     out = {id(test) for test in left}
-    beside = [test.row for test in tests if id(test) not in out and not test.slow]
+    beside = [test.row for test in tests if id(test) not in out]
     chosen = set(cover([test.row for test in left], 2, tests[0].row[0], beside))
     for number, test in enumerate(left):
         test.item.add_marker(slow if number in chosen else long)

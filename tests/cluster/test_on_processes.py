@@ -48,12 +48,12 @@ TWO_WORKERS = (
         for case in ([""] if LONG else ["[downpour-0]", "[downpour_2_3-1]", "[softsync-3]"])
     ),
     "tests/keras_api/test_progress.py",
+    *of("cluster/on_cluster/test_overlap", *(f"periods[periods{n}]" for n in (0, 2, 4))),
     *(f"tests/cluster/on_cluster/test_{name}.py" for name in ON_CLUSTER),
 )
 TWO_WORKERS_IN_SECONDS = (
     "tests/engine/test_overlap.py::test_two_workers_overlap",
     "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
-    "tests/cluster/on_cluster/test_overlap.py",
 )
 # The same without ps tasks: each worker holds a part of the weights.
 NO_PS = ("tests/conformance", *AVERAGING, "-k", "averaging")
@@ -114,7 +114,7 @@ ONE_WORKER = (
 )
 ONE_WORKER_IN_SECONDS = (
     "tests/engine/test_overlap.py::test_input_overlaps_compute",
-    "tests/cluster/on_cluster/test_overlap.py",
+    "tests/cluster/on_cluster/test_overlap.py::test_push_overlaps_compute",
 )
 
 # Of a product of configurations, the covering array that the fast tier runs; or all, and of what

@@ -104,13 +104,18 @@ def test_the_slow_tier_adds_the_pairs_that_no_other_function_has():
     assert len(in_tier(three, "long")) > 60
 
 
-def test_what_a_mark_of_its_own_makes_slow_is_not_in_the_fast_tier():
-    tests = [item("t", (1,), *row) for row in VALUES]
-    others = [item("u", None, *row) for row in VALUES]
-    for other in others:
-        other.add_marker("slow")
-    covering.mark_rows([*tests, *others], "slow", "long")
-    assert len(in_tier(tests, "slow")) == 2 and not in_tier(tests, "long")
+def test_rows_that_are_slow_by_themselves_are_not_in_the_fast_tier():
+    """As where the fixture of a parameter is: functions that are not thin have their pairs, too."""
+    thin = [item("t", (1,), *row) for row in VALUES]
+    whole = [item("u", None, *row) for row in VALUES]
+    slow = {("a", 2), ("b", 1)}
+    for test in [*thin, *whole]:
+        if test.row[1:] in slow:
+            test.add_marker("slow")
+    covering.mark_rows([*thin, *whole], "slow", "long")
+    assert in_tier(thin) == [("t", "a", 1), ("t", "b", 2)]
+    assert in_tier(whole, "slow") == [("u", "a", 2), ("u", "b", 1)]
+    assert in_tier(thin, "slow", "long") == [("t", "a", 2), ("t", "b", 1)]
 
 
 def test_together_functions_share_the_values():
