@@ -45,6 +45,8 @@ def pytest_collection_modifyitems(config, items):
     if not os.environ.get("TF_DSGD_LONG"):
         _deselect(config, items, "long")
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
         seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
             if item.get_closest_marker("beside_others") is None:
