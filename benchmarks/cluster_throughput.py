@@ -14,7 +14,6 @@ ratios are what counts.
 import argparse
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -135,9 +134,7 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
         PLAIN: Contender({"kind": "keras", **common}, program="contenders.py"),
         **peer(DDP, "torch", kind="ddp"),
     }
-    wanted = re.compile(options.only)
-    contenders = {n: c for n, c in contenders.items() if n == PLAIN or wanted.search(n)}
-    return contenders, left_out
+    return runs.chosen(contenders, options.only, PLAIN), left_out
 
 
 LIMIT_OF = {
@@ -326,6 +323,7 @@ def run_overlap(options, record: dict) -> None:
 def run_averaging(options, record: dict) -> None:
     common = {"examples": options.examples, "epochs": options.epochs}
     ours = {"one ps": 1, "two ps": 2, "no ps: the workers hold the weights": 0}
+    ours = runs.chosen(ours, options.only)
     contenders = {
         f"averaging every 20, {name}": launched(2, ps, kind="periodic", period=20, **common)
         for name, ps in ours.items()
@@ -432,7 +430,7 @@ def main() -> None:
     add("--repetitions", type=int, default=5)
     add("--epochs", type=int, default=10, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800)
-    add("--only", default="", help="a regular expression of contenders' names, for the group peers")
+    add("--only", default="", help="a regular expression of names, for the groups peers, averaging")
     add("--limit_seconds", type=float, default=5.0, help="that a limit is measured")
     add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
     add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")

@@ -147,6 +147,7 @@ def memory_table(results: dict[str, list[dict]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", default="periods,embedding,workers,variables,memory")
+    parser.add_argument("--only", default="", help="a regular expression of contenders' names")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=5, help="timed ones, after one that is not")
     parser.add_argument("--examples", type=int, default=12_800)
@@ -158,6 +159,7 @@ def main() -> None:
     record = {**runs.provenance(), "groups": []}
     print(runs.heading(record))
     for title, specs in chosen_groups(options):
+        specs = runs.chosen(specs, options.only, next(iter(specs)))
         contenders, whose = limits.beside_threads(specs)
         results = runs.interleaved(PROGRAM, contenders, options.repetitions)
         record["groups"].append({"title": title, "results": results})

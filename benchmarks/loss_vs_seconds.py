@@ -147,6 +147,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--only", default="", help="a regular expression of contenders' names")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--examples", type=int, default=12_800)
@@ -159,7 +160,8 @@ def main() -> None:
         if task not in TASKS:
             raise SystemExit(f"--tasks: no such task: {task!r}; there are {list(TASKS)}")
         common = {**TASKS[task], "examples": options.examples, "epochs": options.epochs}
-        specs = {name: {**common, **spec} for name, spec in contenders(task).items()}
+        chosen = runs.chosen(contenders(task), options.only, "plain fit")
+        specs = {name: {**common, **spec} for name, spec in chosen.items()}
         results = runs.interleaved(PROGRAM, specs, options.repetitions)
         record["tasks"][task] = results
         rule = f"SGD({common['rate']}, momentum={common['momentum']})"

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import signal
 import statistics
@@ -87,6 +88,11 @@ def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[
             print(f"  {repetition + 1}/{repetitions} {name}", file=sys.stderr, flush=True)
             results[name].append(run_contender(program, spec))
     return results
+
+
+def chosen(contenders: dict, only: str, baseline: str | None = None) -> dict:
+    """Those whose names a regular expression finds, and the one that all are beside."""
+    return {n: c for n, c in contenders.items() if n == baseline or re.search(only, n)}
 
 
 def ratios(

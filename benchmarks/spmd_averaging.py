@@ -46,6 +46,7 @@ def run_throughput(options, record: dict) -> None:
     reason = missing(options.tf_keras_python, "tf_keras")
     if reason is None:
         contenders[MIRRORED] = contender(options.tf_keras_python, kind="mirrored", **common)
+    contenders = runs.chosen(contenders, options.only, ALONE)
     whose = dict.fromkeys(contenders, limits.PROCESSES)
     contenders = with_limits(contenders, whose, options.limit_seconds)
     results = interleaved(contenders, options.repetitions)
@@ -108,6 +109,7 @@ def main() -> None:
     add = parser.add_argument
     add("--groups", default="throughput,large", help=f"of {', '.join(GROUPS)}, with commas")
     add("--tf_keras_python", help="interpreter of an environment with tensorflow and tf_keras")
+    add("--only", default="", help="a regular expression of names, for the group throughput")
     add("--repetitions", type=int, default=5)
     add("--epochs", type=int, default=5, help="timed ones, after one that is not")
     add("--examples", type=int, default=12_800, help="of each process")

@@ -24,7 +24,7 @@ SECONDS_PER_TEST_OF_PROCESSES = 420
 # A collection takes half a second, where most tests take three.
 TESTS_PER_COLLECTION = 8
 _tests_run = itertools.count(1)
-_deselected = []
+_without_gpu = []
 CPU_SECONDS = pytest.StashKey()
 
 
@@ -40,8 +40,13 @@ def pytest_collection_modifyitems(config, items):
     Tests that start clusters of processes, which fill a small machine, run alone. What need not,
     and is not slow, is the fast tier: where a product is marked `thin`, a covering array of it.
     """
-    covering.mark_rows(items, pytest.mark.slow)
+    together = bool(os.environ.get("TF_CONFIG"))  # as the chief of a cluster: tests cost more there
+    covering.mark_rows(items, pytest.mark.slow, pytest.mark.long, together=together)
+    if not os.environ.get("TF_DSGD_LONG"):
+        _deselect(config, items, "long")
     for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
         seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
             if item.get_closest_marker("beside_others") is None:
@@ -51,16 +56,19 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(seconds))
         if not any(item.get_closest_marker(name) for name in ("alone", "slow")):
             item.add_marker(pytest.mark.fast)
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if not marked:
-        return
-    import tensorflow as tf
+    if any(item.get_closest_marker("gpu") for item in items):
+        import tensorflow as tf
 
-    if tf.config.list_physical_devices("GPU"):
-        return
-    _deselected.extend(marked)
-    items[:] = [item for item in items if item not in marked]
+        if not tf.config.list_physical_devices("GPU"):
+            _without_gpu.extend(_deselect(config, items, "gpu"))
+
+
+def _deselect(config, items, mark):
+    """Takes what has this mark out of `items`, and returns it."""
+    marked = [item for item in items if item.get_closest_marker(mark)]
+    items[:] = [item for item in items if not item.get_closest_marker(mark)]
     config.hook.pytest_deselected(items=marked)
+    return marked
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,7 +91,7 @@ def cpu_seconds():
 
 def pytest_terminal_summary(terminalreporter):
     """Says why GPU tests did not run."""
-    for item in _deselected:
+    for item in _without_gpu:
         terminalreporter.write_line(
             f"DESELECTED {item.nodeid}: TensorFlow lists no GPU on this machine"
         )

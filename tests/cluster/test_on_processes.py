@@ -9,33 +9,68 @@ import pytest
 from tests import helpers
 
 SECONDS = 1800  # a deadline; a quiet machine takes less than half of it
+LONG = bool(os.environ.get("TF_DSGD_LONG"))
 
+
+def of(file, *names):
+    """These tests of a file; all of it if there are none, or if all are asked for."""
+    path = f"tests/{file}.py"
+    return tuple(f"{path}::test_{name}" for name in names) if names and not LONG else (path,)
+
+
+# A test takes some seconds here, most of them the chief's, and arithmetic is as it is on threads:
+# of a function with parameters those run here whose messages, or whose variables, differ.
 ON_CLUSTER = ("backup", "call_sizes", "delay_tolerant", "pipelines", "shards", "wire")
 # Two workers: what every strategy owes to `fit`; closed forms, callbacks, what is special here.
 CONFORMANCE = ("tests/conformance",)
-TWO_WORKERS = (
+AVERAGING = (
     "tests/algorithms/test_averaging.py::test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch",
     "tests/algorithms/test_averaging.py::test_equal_data_is_one_worker",
+)
+TWO_WORKERS = (
+    *AVERAGING,
     "tests/algorithms/test_elastic.py::test_forces_keep_the_sum",
     "tests/callbacks/test_monitor_on_engines.py",
-    "tests/engine/test_nothing_lost.py",
-    "tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time",
+    *of(
+        "engine/test_nothing_lost",
+        "momentum_one_is_an_exact_counter",
+        "the_slot_holds_every_gradient_whatever_the_periods[3-5]",
+        "update_based_changes_all_arrive",
+        "every_message_is_in_one_collection[half]",
+        "adam_counts_its_updates",
+        "metrics_count_every_sample_once",
+        "batch_norm_statistics_stay_finite_and_right",
+    ),
+    "tests/equivalence/test_models.py::test_an_embedding_row_that_is_never_read_stays",
+    # Each strategy, and each bound.
+    *(
+        f"tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time{case}"
+        for case in ([""] if LONG else ["[downpour-0]", "[downpour_2_3-1]", "[softsync-3]"])
+    ),
     "tests/keras_api/test_progress.py",
-    "tests/keras_api/test_running_metrics.py::test_this_epochs_mini_batches_from_the_first_on",
+    *of("cluster/on_cluster/test_overlap", *(f"periods[periods{n}]" for n in (0, 2, 4))),
     *(f"tests/cluster/on_cluster/test_{name}.py" for name in ON_CLUSTER),
 )
 TWO_WORKERS_IN_SECONDS = (
     "tests/engine/test_overlap.py::test_two_workers_overlap",
     "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
-    "tests/cluster/on_cluster/test_overlap.py",
 )
 # The same without ps tasks: each worker holds a part of the weights.
-NO_PS = (
-    "tests/conformance",
-    "tests/algorithms/test_averaging.py::test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch",
-    "tests/algorithms/test_averaging.py::test_equal_data_is_one_worker",
-    "-k",
-    "averaging",
+NO_PS = ("tests/conformance", *AVERAGING, "-k", "averaging")
+# Models whose gradients are rows, or several; which change what no optimizer does; and whose steps
+# are their own, or made late.
+MODELS = (
+    "dropout",
+    "batch_norm",
+    "embedding",
+    "embedding_adam",
+    "two_inputs",
+    "two_outputs",
+    "subclassed",
+    "unbuilt",
+    "own_train_step",
+    "stateless_logs",
+    "frozen_layer",
 )
 JIT_COMPILE = (
     "model[embedding_adagrad]",
@@ -45,22 +80,47 @@ JIT_COMPILE = (
 )
 # One worker, periods of 1: plain Keras, with the weights on two shards.
 ONE_WORKER = (
-    "tests/equivalence/test_models.py",
+    *of(
+        "equivalence/test_models",
+        *(f"model[{name}-cluster]" for name in MODELS),
+        "moving_statistics_moved",
+        "class_and_sample_weights_change_the_same_steps",
+        "validation_logs_equal_plain_ones",
+    ),
     *(f"tests/equivalence/test_jit_compile.py::test_{name}" for name in JIT_COMPILE),
-    "tests/equivalence/test_periods.py",
-    "tests/equivalence/test_update_based.py",
-    "tests/algorithms/test_downpour_trace.py",
+    *of(
+        "equivalence/test_periods",
+        "sgd_is_plain_sgd_at_any_period[3-cluster]",
+        "a_local_rate_of_zero_is_the_rule_none",
+        "a_schedule_follows_mini_batches_not_updates[optimizer--17.0]",
+        "adam_corrects_its_bias_by_updates[none]",
+    ),
+    *of(
+        "equivalence/test_update_based",
+        "one_worker_equals_plain_keras[nesterov-cluster]",
+        "one_worker_equals_plain_keras[adamw_clipped-cluster]",
+        "one_worker_equals_plain_keras[schedule-cluster]",
+        "one_worker_with_longer_periods_still_equals_plain_keras[adam]",
+    ),
+    *of(
+        "algorithms/test_downpour_trace",
+        "periods_of_two_and_three[sgd-local]",
+        "periods_of_two_and_three[none-local]",
+        "a_zero_gradient_changes_nothing",
+        "the_local_rate_may_differ_from_the_servers",
+        "reading_the_weights_drains",
+    ),
     "tests/keras_api/test_steps_of_their_own.py",
 )
 ONE_WORKER_IN_SECONDS = (
     "tests/engine/test_overlap.py::test_input_overlaps_compute",
-    "tests/cluster/on_cluster/test_overlap.py",
+    "tests/cluster/on_cluster/test_overlap.py::test_push_overlaps_compute",
 )
 
 # Of a product of configurations, the covering array that the fast tier runs; or all, and of what
 # differs in arithmetic alone, which threads go through, too, everything.
 WHICH = ("-m", "not slow")
-if os.environ.get("TF_DSGD_LONG"):
+if LONG:
     WHICH = ()
     TWO_WORKERS += ("tests/keras_api/test_callbacks.py", "tests/keras_api/test_compile_options.py")
     ONE_WORKER += (

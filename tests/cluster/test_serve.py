@@ -10,6 +10,7 @@ import pytest
 
 import tf_dsgd
 from tests.cluster import processes
+from tests.cluster.observing import measures_no_seconds
 from tests.packaging.repository import run_python
 from tf_dsgd.launch import server as serve
 from tf_dsgd.transport import cluster_spec, probing
@@ -126,6 +127,7 @@ def test_a_ps_ends_on_sigint_and_when_its_launcher_is_gone():
             assert "Traceback" not in second.text
 
 
+@measures_no_seconds
 def test_a_server_leaves_the_python_of_tensorflow_and_keras_out():
     with processes.addresses(2) as (w0, ps):
         config = processes.tf_config("ps", 0, worker=[w0], ps=[ps])
@@ -139,6 +141,7 @@ def test_a_server_leaves_the_python_of_tensorflow_and_keras_out():
     assert not {name for name in imported if name.startswith(("keras", "tensorflow._api"))}
 
 
+@measures_no_seconds
 @pytest.mark.parametrize("where", ["variable", "folder", "nowhere"])
 def test_a_server_loads_plugins_as_tensorflow_does(tmp_path, where):
     variables = {}
@@ -150,6 +153,7 @@ def test_a_server_loads_plugins_as_tensorflow_does(tmp_path, where):
     assert result.stdout.split() == [str(where == "nowhere")], result.stderr
 
 
+@measures_no_seconds
 def test_a_script_may_serve_and_tells_its_version():
     with processes.addresses(2) as (w0, ps):
         config = processes.tf_config("worker", 0, worker=[w0], ps=[ps])
@@ -159,10 +163,11 @@ def test_a_script_may_serve_and_tells_its_version():
         ):
             assert chief.line_with("VERSION").split()[1] == "9.9.9"
             worker.send(signal.SIGTERM)
-            assert worker.wait(10.0)[0] == 0
+            assert worker.wait(60.0)[0] == 0
             assert "NEVER" not in worker.text
 
 
+@measures_no_seconds
 def test_a_server_of_others_has_no_version():
     with (
         processes.addresses(1) as (address,),

@@ -5,16 +5,22 @@ import types
 import keras
 import pytest
 
-from tests import helpers
+from tests import covering, helpers
 from tests.conformance import registry
 
 EXAMPLES, BATCH, EPOCHS = 250, 8, 3  # the last batch of an epoch has two examples
 STEPS_PER_EPOCH = 32
 
 PAIRS = [(c, e) for c in registry.CONFIGURATIONS for e in registry.ENGINES]
+# A fit takes as long as all checks of it: one for each configuration is fast, on either engine.
+FAST = covering.cover(PAIRS, 1)
+MARKED = [
+    pytest.param(pair, marks=[] if n in FAST else pytest.mark.slow, id="-".join(pair))
+    for n, pair in enumerate(PAIRS)
+]
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.fixture(scope="module", params=MARKED)
 def trained(request):
     """A fit of three epochs with validation data, and what was seen at the end of each."""
     configuration, engine = request.param

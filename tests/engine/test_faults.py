@@ -4,12 +4,14 @@ Outside witnesses: an integer for each example counts how often it was trained o
 shards applied; for a constant gradient and SGD of rate 1 each weight is minus the mini-batches.
 """
 
+import os
+
 import keras
 import numpy as np
 import pytest
 
 import tf_dsgd
-from tests import faults
+from tests import covering, faults
 from tests.conformance import registry
 from tests.faults import fail_at, fail_ps_at, stop_at
 
@@ -37,10 +39,21 @@ def cluster(script, shards=1, workers=5):
     )
 
 
+MIXED = range(len(KINDS))
+
+
 def script_of(kind):
     """Each of four workers, in a phase of its own; some again in the second epoch."""
     again = [] if kind == "dies" else [KINDS[kind](0, 17, "push"), KINDS[kind](4, 15, "lock")]
     return [KINDS[kind](m, 3 + m, phase) for m, phase in enumerate(faults.PHASES)] + again
+
+
+def mixed_script(turn):
+    """Each kind once, each in a phase of its own; in four turns each kind in each phase."""
+    kinds = [*KINDS][turn:] + [*KINDS][:turn]
+    each = enumerate(zip(kinds, faults.PHASES, strict=True))
+    script = [KINDS[kind](m, 3 + m, phase) for m, (kind, phase) in each]
+    return [*script, KINDS["comes back"](4, 15, faults.PHASES[turn])]
 
 
 # One shard has the whole of a message or nothing of it; of three some may have it and others not.
@@ -48,11 +61,16 @@ CASES = [(name, 3) for name in registry.CONFIGURATIONS]
 CASES += [(name, 1) for name in ("downpour_3_5", "softsync", "averaging", "elastic")]
 
 
-@pytest.mark.thin
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("configuration", "shards"), CASES)
-def test_nothing_is_lost_whatever_happens_to_workers(configuration, kind, shards):
-    script = script_of(kind)
+def of_all_cases(ways):
+    """Rows (configuration, shards, way): each value of each once, or where asked for, all."""
+    rows = [(*case, way) for case in CASES for way in ways]
+    if os.environ.get("TF_DSGD_LONG"):
+        return rows
+    return [rows[n] for n in covering.cover(rows, 1)]
+
+
+def train_under(script, configuration, shards):
+    """The ledger of two epochs in which nothing was lost."""
     strategy = registry.CONFIGURATIONS[configuration](cluster(script, shards))
     with strategy.scope():
         model = faults.seen_model(EXAMPLES, registry.optimizer(configuration))
@@ -62,6 +80,19 @@ def test_nothing_is_lost_whatever_happens_to_workers(configuration, kind, shards
     assert {fault for _, fault in strategy.engine.struck} == set(script)
     ledger = faults.assert_nothing_lost(strategy, model, EPOCHS, STEPS)
     assert all(np.isfinite(w).all() for w in model.get_weights())
+    return ledger
+
+
+@pytest.mark.parametrize(("configuration", "shards", "turn"), of_all_cases(MIXED))
+def test_nothing_is_lost_whatever_happens_to_workers(configuration, shards, turn):
+    """Every kind of fault, and every phase, in each case."""
+    train_under(mixed_script(turn), configuration, shards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("configuration", "shards", "kind"), of_all_cases(KINDS))
+def test_nothing_is_lost_if_the_same_happens_to_all_workers(configuration, shards, kind):
+    ledger = train_under(script_of(kind), configuration, shards)
     if kind == "stops":  # not for long enough to count as lost
         assert ledger.refused == 0
 

@@ -40,7 +40,7 @@ def same(name, optimizer, *, tolerance=2e-6, **fit_args):
     assert strategy.steps == twin.STEPS * fit_args.get("epochs", twin.EPOCHS) // twin.EPOCHS
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_options(name, option):

@@ -26,7 +26,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -57,23 +57,70 @@ def test_the_other_factors_values_are_chosen_about_as_often():
     assert max(often) - min(often) <= 1
 
 
-def test_what_is_left_out_is_marked():
-    def item(nodeid, thin, **params):
-        marks = []
-        found = SimpleNamespace(args=thin) if thin is not None else None
-        indices = {name: n for n, name in enumerate(params)}
-        return SimpleNamespace(
-            nodeid=nodeid,
-            callspec=SimpleNamespace(params=params, indices=indices),
-            get_closest_marker=lambda name: found,
-            add_marker=marks.append,
-            marks=marks,
-        )
+def item(function, thin, *row):
+    """A test of a function with these parameters; `thin` is what its mark says, if it has one."""
+    marks = [] if thin is None else [SimpleNamespace(name="thin", args=thin)]
+    params = {f"p{n}": value for n, value in enumerate(row)}
+    return SimpleNamespace(
+        nodeid=f"f.py::{function}[{row}]",
+        callspec=SimpleNamespace(params=params, indices=dict.fromkeys(params, 0)),
+        get_closest_marker=lambda name: next((m for m in marks if m.name == name), None),
+        add_marker=lambda name: marks.append(SimpleNamespace(name=name, args=())),
+        row=(function, *row),
+        tiers=lambda: [mark.name for mark in marks if mark.name != "thin"],
+    )
 
-    values = list(itertools.product(("a", "b"), (1, 2)))
-    thin = [item(f"f.py::t[{a}-{n}]", (1,), pair=(a, n)) for a, n in values]
-    whole = [item(f"f.py::u[{a}-{n}]", None, pair=(a, n)) for a, n in values]
-    covering.mark_rows([*thin, *whole], "slow")
-    left_out = [it.nodeid for it in thin if it.marks == ["slow"]]
-    assert left_out in (["f.py::t[a-2]", "f.py::t[b-1]"], ["f.py::t[a-1]", "f.py::t[b-2]"])
-    assert not any(it.marks for it in whole)
+
+def in_tier(items, *tiers):
+    return [item.row for item in items if item.tiers() == [*tiers]]
+
+
+def pairs(rows):
+    return {pair for row in rows for pair in itertools.combinations(enumerate(row), 2)}
+
+
+VALUES = list(itertools.product("ab", (1, 2)))
+
+
+def test_what_is_left_out_is_marked():
+    thin = [item("t", (1,), *row) for row in VALUES]
+    whole = [item("u", None, *row) for row in VALUES]
+    other = [item("v", None, 1)]  # with other parameters
+    covering.mark_rows([*thin, *whole, *other], "slow", "long")
+    assert in_tier(thin, "slow") == []
+    left_out = [row[1:] for row in in_tier(thin, "long")]
+    assert left_out in ([("a", 2), ("b", 1)], [("a", 1), ("b", 2)])
+    assert not any(it.tiers() for it in (*whole, *other))
+
+
+def test_the_slow_tier_adds_the_pairs_that_no_other_function_has():
+    alone = [item("t", (1,), *row) for row in VALUES]
+    covering.mark_rows(alone, "slow", "long")
+    assert len(in_tier(alone, "slow")) == 2 and not in_tier(alone, "long")
+    three = [item("t", (1,), *row) for row in itertools.product(range(4), range(3), range(5))]
+    three += [item("u", (2,), *row) for row in itertools.product(range(4), range(3), range(5))]
+    covering.mark_rows(three, "slow", "long")
+    assert pairs(in_tier(three) + in_tier(three, "slow")) == pairs(it.row for it in three)
+    assert len(in_tier(three, "long")) > 60
+
+
+def test_rows_that_are_slow_by_themselves_are_not_in_the_fast_tier():
+    """As where the fixture of a parameter is: functions that are not thin have their pairs, too."""
+    thin = [item("t", (1,), *row) for row in VALUES]
+    whole = [item("u", None, *row) for row in VALUES]
+    slow = {("a", 2), ("b", 1)}
+    for test in [*thin, *whole]:
+        if test.row[1:] in slow:
+            test.add_marker("slow")
+    covering.mark_rows([*thin, *whole], "slow", "long")
+    assert in_tier(thin) == [("t", "a", 1), ("t", "b", 2)]
+    assert in_tier(whole, "slow") == [("u", "a", 2), ("u", "b", 1)]
+    assert in_tier(thin, "slow", "long") == [("t", "a", 2), ("t", "b", 1)]
+
+
+def test_together_functions_share_the_values():
+    tests = [item(name, (2,), row) for name in "tuv" for row in range(9)]
+    covering.mark_rows(tests, "slow", "long", together=True)
+    here = in_tier(tests)
+    assert len(here) == 9
+    assert [{row[n] for row in here} for n in range(2)] == [set("tuv"), set(range(9))]
