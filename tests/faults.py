@@ -142,6 +142,8 @@ class OnProcesses(keras.callbacks.Callback):
         return any(each.poll() is None for each in self._goes_on)
 
     def on_train_end(self, logs=None):
+        for process in self._stopped_workers.values():
+            process.send_signal(signal.SIGCONT)
         for each in self._goes_on:
             if self.until_lost:
                 each.terminate()

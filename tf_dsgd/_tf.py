@@ -183,13 +183,17 @@ def method_replaced(target: Any, name: str, replacement: Callable[..., Any]) -> 
     """Within, one *object* answers `target.name(...)` with `replacement`.
 
     No class of Keras or TensorFlow is changed. The entry is made in the object's own dictionary,
-    past Keras's attribute tracking, and removed at the end.
+    past Keras's attribute tracking; at the end it is as before.
     """
+    of_class = object()
+    before = target.__dict__.get(name, of_class)
     target.__dict__[name] = replacement
     try:
         yield
     finally:
         target.__dict__.pop(name, None)
+        if before is not of_class:
+            target.__dict__[name] = before
 
 
 def follow_steps(optimizer: keras.optimizers.Optimizer, steps: tf.Variable) -> None:

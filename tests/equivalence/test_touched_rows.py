@@ -172,6 +172,10 @@ def _graphs_of_branches(graph):
 def test_what_is_not_elementwise_is_refused_by_name():
     with pytest.raises(ValueError, match=r'sparse="lazy".*Received: Lamb'):
         trained(lambda: keras.optimizers.Lamb(RATE), sparse="lazy")
+    for options in ({"global_clipnorm": 1.0}, {"gradient_accumulation_steps": 2}):
+        (name,) = options
+        with pytest.raises(ValueError, match=f"does not go with {name}.*Received: {name}="):
+            trained(lambda options=options: keras.optimizers.Adam(**options), sparse="lazy")
     with pytest.raises(ValueError, match="run on workers"):
         tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), local_rule="optimizer", sparse="lazy")
     with pytest.raises(ValueError, match='sparse must be "dense" or "lazy"'):
@@ -184,6 +188,7 @@ def test_a_large_table_that_is_updated_whole_is_hinted_at_once(capsys, monkeypat
     monkeypatch.setattr(touched_rows, "_MANY_ROWS", ROWS)
     trained(lambda: keras.optimizers.Adam(RATE))
     trained(lambda: keras.optimizers.Adagrad(RATE))
+    trained(lambda: keras.optimizers.Lamb(RATE))  # it cannot be lazy
     said = capsys.readouterr().err
     assert said.count('With sparse="lazy" it updates those that have a gradient.') == 1
     assert "Adam updates all 30 rows of" in said
@@ -219,8 +224,8 @@ def test_clipping_by_norm_sees_each_row_once():
         np.testing.assert_allclose(built.get_weights()[0], table, rtol=2e-5, atol=2e-6)
 
 
-def test_tensorflow_is_not_told_of_more():
-    """The gradient that reaches an optimizer is sparse still: nothing made it dense on the way."""
+def test_the_gradient_that_reaches_an_optimizer_is_sparse():
+    """Also one that is not updated by rows: nothing made it dense on the way."""
     seen = []
 
     class Adagrad(keras.optimizers.Adagrad):

@@ -37,7 +37,9 @@ def test_one_bar_with_the_true_count(capsys, verbose):
     assert [line for line in lines if line.startswith("Epoch")] == ["Epoch 1/2", "Epoch 2/2"]
     lines = on_screen(lines)
     last = [line for line in lines if line.startswith("32/32")]
-    assert len(lines) == 4 and len(last) == 2, lines  # one bar an epoch
+    summary = [line for line in lines if line.startswith("64 mini-batches, ")]
+    assert len(summary) == (verbose == 1)
+    assert len(lines) == 4 + len(summary) and len(last) == 2, lines  # one bar an epoch
     for line, loss, count in zip(last, history["loss"], history["id_count"], strict=True):
         assert float(re.search(r" loss: ([-0-9.e+]+)", line)[1]) == pytest.approx(loss, rel=1e-3)
         assert float(re.search(r"id_count: ([0-9.e+]+)", line)[1]) == count == 250

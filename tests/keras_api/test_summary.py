@@ -1,5 +1,6 @@
 """The line that `fit` says at its end, where its progress bar is on."""
 
+import dataclasses
 import re
 import time
 
@@ -12,11 +13,9 @@ import tf_dsgd
 from tf_dsgd.engine.ledger import COLUMNS, STALENESS_BINS, STEPS, TAU_SUM, WORKER_EDGES, Books
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import KINDS
-from tf_dsgd.strategies.summary import Account
+from tf_dsgd.strategies.summary import Account, Summary
 
-SAID = re.compile(
-    r"^(\d+) mini-batches, (\S+) a (virtual )?second; mean staleness (\S+); workers: "
-)
+SAID = re.compile(r"^(\d+) mini-batches, (\S+) a (virtual )?second; mean staleness (\S+)[;.]")
 
 
 def trained(strategy, data, callbacks=(), **options):
@@ -89,6 +88,7 @@ def account(spent, arguments=(), **options):
     bins[[0, 1, 3]] = 3, 3, 2
     books = Books(8, rows, bins, np.zeros((2, len(WORKER_EDGES)), np.int64))
     return Account(
+        40,
         Snapshot(16.0, 16.0, (books,), np.array([[0.0] * len(KINDS), spent])),
         **{
             "input_seconds": 0.0,
@@ -125,12 +125,70 @@ PERIODS = ("cluster", "push_every", "fetch_every", "max_staleness")
         (account(WAITED, PERIODS, bounds_staleness=True), "with a larger max_staleness"),
         (account(WAITED, ("average_every",), bounds_staleness=True), "a larger average_every"),
         (account(WAITED, PERIODS, steps_per_execution=1), "compile(steps_per_execution=20)"),
+        (account(WAITED, input_seconds=None, steps_per_execution=1), None),
         (account([0.0, 0.0, 0.0, 0.0], PERIODS, steps_per_execution=1), None),
     ],
 )
 def test_one_hint_if_there_is_one(found, hint):
     given = found.hint()
     assert given is None if hint is None else hint in given
+
+
+def test_shares_that_are_not_known_are_not_shown():
+    """2.5 of 10 seconds went to rounds that workers had not told of."""
+    found = account(WAITED, steps_per_execution=1)
+    unknown = dataclasses.replace(
+        found, interval=dataclasses.replace(found.interval, undivided=2.5)
+    )
+    assert unknown.line() == "40 mini-batches, 2.5 a second; mean staleness 1.12."
+
+
+def test_tracing_is_not_in_the_rate(capsys):
+    """The first `fit` traces for a second and trains for hundredths of one."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    traced = []
+
+    class Traced(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x)
+            return x
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), Traced(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    begun = []
+    begin = Summary.begin
+
+    def noted(self, input_time):
+        begun.append(len(traced))
+        begin(self, input_time)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Summary, "begin", noted)
+        model.fit(np.ones((16, 3)), np.ones((16, 1)), batch_size=8, epochs=2)
+    assert begun == [len(traced)] * 2  # no layer is traced after that
+
+
+def test_a_list_of_callbacks_without_a_model(capsys):
+    model = trained(tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)), 16, verbose=0)
+    callbacks = keras.callbacks.CallbackList([keras.callbacks.TerminateOnNaN()], verbose=1)
+    model.fit(np.ones((16, 3)), np.ones((16, 1)), batch_size=8, callbacks=callbacks)
+    assert [int(SAID.match(line)[1]) for line in said(capsys)] == [2]
+    assert len(callbacks.callbacks) == 1
+
+
+def test_lost_counts_are_no_error_of_a_fit_that_is_done(capsys, monkeypatch):
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+
+    class Lose(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            def lost():
+                raise RuntimeError("Lost ps 0")
+
+            monkeypatch.setattr(strategy.engine, "snapshot", lost)
+
+    assert trained(strategy, 16, [Lose()]).history.history["loss"]
+    assert not said(capsys)
 
 
 def test_nothing_is_said_of_a_fit_that_an_error_ended(capsys):

@@ -169,6 +169,7 @@ class Engine(abc.ABC):
             wall_seconds=time.perf_counter(),
             shards=tuple(shard.books() for shard in self.shards),
             spent=np.stack([watch.read(now) for watch in self.watches]),
+            undivided=sum(watch.undivided for watch in self.watches),
         )
 
     def _switch(self, program: Program, stream: Any) -> None:

@@ -38,8 +38,6 @@ class Outputs:
         """The latest that are here."""
         self._asked = [now for _ in range(number)]
         self._every = _SHOW_SECONDS * max(1.0, number / _MANY)
-        self.watched = False
-        """Whether anybody wants to know what workers' time goes to."""
         self._laps_seen = [np.zeros([2]) for _ in range(number)]
         self._laps_read = [now for _ in range(number)]
 
@@ -68,7 +66,7 @@ class Outputs:
         latest = self._outputs[m]
         is_first = latest is not None and not latest[0].running.begun
         outputs_due = is_first or now - self._asked[m] >= seconds
-        laps_due = self.watched and now - self._laps_read[m] >= seconds
+        laps_due = now - self._laps_read[m] >= seconds
         if not outputs_due and not laps_due:
             return
         changed = self._members.engine.changed

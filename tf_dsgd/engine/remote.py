@@ -131,7 +131,6 @@ class RemoteRounds(Rounds):
         return self.members.tracing()
 
     def counted(self) -> Snapshot:
-        self.outputs.watched = True
         with self.members.here():
             return self.engine.counted()
 

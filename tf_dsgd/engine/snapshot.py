@@ -20,6 +20,9 @@ class Snapshot:
     shards: tuple[Books, ...]
     spent: np.ndarray
     """Seconds that each worker spent on each of `timing.KINDS`: `[workers, kinds]`."""
+    undivided: float = 0.0
+    """Seconds of all workers that are not in there, as it is not known yet on what they were spent;
+    of a difference, those at both of its ends."""
 
     @property
     def steps(self) -> int:
@@ -33,4 +36,5 @@ class Snapshot:
             self.wall_seconds - before.wall_seconds,
             tuple(a.since(b) for a, b in zip(self.shards, before.shards, strict=True)),
             self.spent - before.spent,
+            self.undivided + before.undivided,
         )

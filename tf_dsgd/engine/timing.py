@@ -57,6 +57,11 @@ class Stopwatch:
         """Of the rounds since then it is not known what they were spent on."""
         self._seconds[ROUND] = 0.0
 
+    @property
+    def undivided(self) -> float:
+        """Seconds of rounds that are not divided yet."""
+        return self._seconds[ROUND]
+
     def read(self, now: float) -> np.ndarray:
         """Seconds of each of `KINDS` until `now`; rounds that are not divided yet are left out."""
         while True:

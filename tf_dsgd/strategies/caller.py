@@ -25,9 +25,10 @@ def model_that_fits(iterator: Any) -> keras.Model | None:
     return model if names.get(_tf.ITERATOR_OF_FIT) is iterator else None
 
 
-def callbacks_of_fit() -> Any:
-    """The `CallbackList` of the `fit` that is being run; something else if there is none."""
-    return _innermost(("fit",))[1].get("callbacks")
+def fit_that_runs() -> tuple[keras.Model | None, Any]:
+    """Its model and its `CallbackList`; something else if there is none."""
+    model, names = _innermost(("fit",))
+    return model, names.get("callbacks")
 
 
 def callbacks_given() -> list[Any]:

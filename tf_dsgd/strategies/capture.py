@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient, merged_rows
-from tf_dsgd.strategies.touched_rows import by_rows
+from tf_dsgd.strategies.touched_rows import by_rows, check_lazy_options
 from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
@@ -61,6 +61,8 @@ class Application:
         With `lazy` rows of a table that have no gradient keep still.
         """
         gradients = list(gradients)
+        if lazy:
+            check_lazy_options(self.inner)
         if self.inner is not self.optimizer:
             scale = self.optimizer.dynamic_scale.value
             gradients = [_times(g, tf.cast(scale, g.dtype)) for g in gradients]
@@ -114,7 +116,7 @@ class Optimizers:
     Attributes:
         for_shards: the one among them that `Shard.optimize` applies where the compiled optimizer
             runs on workers; None where shards apply the compiled one, or none.
-        lazy: whether shards update of a table the rows alone that have a gradient.
+        lazy: whether a shard's update of a table leaves rows alone that have no gradient.
     """
 
     def __init__(self) -> None:

@@ -78,9 +78,10 @@ class DownpourStrategy(DistributedStrategy):
       messages that arrive from then on. Several mini-batches are under way at any moment, so which
       ones it meets differs from run to run; set at the end of an epoch it is exact, and so is a
       schedule (`keras.optimizers.schedules`) at every mini-batch.
-    - A sparse gradient that names a row several times is applied as the sum that it stands for.
-      Keras squares each of them, where it squares: its Adagrad adds 2 for a row that is named twice
-      with a gradient of 1, and 4 where that gradient is dense, which is what is added here.
+    - Where shards run the optimizer, a sparse gradient that names a row several times is applied as
+      the sum that it stands for. Keras squares each of them, where it squares: its Adagrad adds 2
+      for a row that is named twice with a gradient of 1, and 4 where that gradient is dense, which
+      is what is added here.
     - Clipping: with `push_every` above 1, and with `global_clipnorm` on several ps tasks, each
       mini-batch's gradient is clipped, on the worker; otherwise the shard clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it

@@ -19,11 +19,11 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.caller import callbacks_of_fit, model_that_fits
+from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_train_step
-from tf_dsgd.strategies.summary import summarize
+from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.variable import Trace, tracing
 
 
@@ -78,7 +78,10 @@ class HandingOut:
             self._engine.settle()
             program = self._of_fit(iterator)
             if program is not None:
-                return self._begin(iterator, program)
+                before = self.handed_out
+                begun = self._begin(iterator, program)
+                self._summarize(iterator, before)
+                return begun
         if iterator.program is not None:
             if not iterator.stream.make_ready():
                 return False
@@ -107,7 +110,6 @@ class HandingOut:
         # Nobody but `fit` has this iterator: from now on a token is a step.
         iterator.train(program)
         self._of_now = weakref.ref(iterator)
-        summarize(callbacks_of_fit(), iterator.dataset.strategy, iterator.dataset.input_time)
         if self._passes.begin(iterator):
             self._hand_out(iterator, program)
         return True
@@ -125,8 +127,17 @@ class HandingOut:
             return  # there are no data, as the token will say
         self._unresolved.clear()
         iterator.pending = False
+        before = self.handed_out
         if self._begin(iterator, program):
             self.await_logs(iterator)
+            self._summarize(iterator, before)
+
+    def _summarize(self, iterator: TokenIterator, handed_out: int) -> None:
+        """An epoch's first round is under way, and `fit` may want to say at its end how it went."""
+        summary = summary_of(fit_that_runs(), iterator.dataset.strategy, handed_out)
+        if summary is not None:
+            on_workers = iterator.stream.pipelines is not None
+            summary.begin(None if on_workers else iterator.dataset.input_time)
 
     def await_logs(self, iterator: TokenIterator) -> None:
         """Before `fit` runs its step: waits until it finds what a worker has reported."""

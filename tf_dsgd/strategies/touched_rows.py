@@ -12,6 +12,7 @@ its slots *are* the rows in question: what is read are these rows, and what is a
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,20 @@ def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
         f"optimizers that treat each entry by itself: {names}, and those of tf_dsgd.optimizers. "
         f'Use one of them, or sparse="dense". Received: {type(optimizer).__name__}.'
     )
+
+
+def check_lazy_options(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises a ValueError if Keras would make gradients of tables dense before the update."""
+    for name, remedy in (
+        ("global_clipnorm", "clipnorm or clipvalue"),
+        ("gradient_accumulation_steps", "a larger push_every"),
+    ):
+        value = getattr(optimizer, name, None)
+        if value is not None:
+            raise ValueError(
+                f'sparse="lazy" does not go with {name}, by which Keras makes the gradient of a '
+                f"table one of all its rows. Use {remedy} instead. Received: {name}={value!r}."
+            )
 
 
 class _View:
@@ -133,7 +148,9 @@ def by_rows(optimizer: keras.optimizers.Optimizer, lazy: bool) -> Iterator[None]
 
 def _hint(optimizer: keras.optimizers.Optimizer, table: ReplicaVariable) -> None:
     """Says once of a table that each message costs all its rows."""
-    if table.shape[0] < _MANY_ROWS or table.hinted:
+    if table.shape[0] < _MANY_ROWS or table.hinted or type(optimizer) not in _ELEMENTWISE:
+        return
+    if "sparse" not in inspect.signature(type(table.distribute_strategy)).parameters:
         return
     table.hinted = True
     say(

@@ -321,7 +321,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
         trace = _current.trace
         if trace is not None and trace.view is not None and trace.view.has(self):
-            trace.view.write(self, method, *args[:1])
+            trace.view.write(self, method, args[0] if args else kwargs["value"])
             return self
         if _current.undistributed and trace is None:
             self._check_distributed()
