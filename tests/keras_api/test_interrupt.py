@@ -14,6 +14,7 @@ from tensorflow.core.function.polymorphism import type_dispatch  # noqa: TID251,
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd.engine import interrupts
 
 pytestmark = pytest.mark.alone
 
@@ -144,6 +145,7 @@ def test_while_a_step_is_traced(times, capsys):
             return inputs
 
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    interrupts.not_within_a_lookup()  # as the first `fit` of a process would have it
     handler = signal.getsignal(signal.SIGINT)
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
