@@ -62,9 +62,6 @@ class Merged(abc.ABC):
     def apply(self, change: Any, shard: Shard) -> None:
         """On the shard: a worker sent this."""
 
-    def average(self) -> None:
-        """On the shard: what it has collected is averaged; most collect nothing."""
-
 
 class Added(Merged):
     """A number: each worker's change is added, or that part of it."""
@@ -98,7 +95,7 @@ class Replaced(Merged):
 
 
 class Moving(Merged):
-    """A moving statistic, as `statistics` has it: a message is composed with what the shard has."""
+    """A moving statistic, as `statistics` has it on a worker."""
 
     def _moved(self, now: tf.Tensor) -> statistics.Moved:
         base = tf.identity(self._base.read_value())
@@ -113,12 +110,16 @@ class Moving(Merged):
         moved = self._moved(self._copy.read_value())
         return statistics.compose(value, moved, self.variable.momentum)
 
+
+class Composed(Moving):
+    """One of which a shard composes each message with what it has."""
+
     def apply(self, change: statistics.Moved, shard: Shard) -> None:
         statistics.apply(self.variable, statistics.Moved(*change), shard.lock_free)
 
 
-class MovingTogether(Moving):
-    """A moving statistic of which a shard averages several messages, when its rule says so.
+class Collected(Moving):
+    """One of which a shard averages several messages, when its rule says so.
 
     Args:
         variable: as `Merged`.
@@ -134,6 +135,7 @@ class MovingTogether(Moving):
         statistics.collect(self.variable, statistics.Moved(*change), self._cells)
 
     def average(self) -> None:
+        """On the shard: what it has collected is averaged."""
         statistics.average(self.variable, self._cells)
 
 
@@ -150,7 +152,7 @@ def merged(
         together: whether the server rule averages moving statistics.
     """
     if variable.momentum is not None:
-        return MovingTogether(variable, base, cells) if together else Moving(variable, base)
+        return Collected(variable, base, cells) if together else Composed(variable, base)
     if variable.dtype.is_floating and variable.averaged:
         # Workers' sums would diverge (11 workers, period 20): average instead.
         return Added(variable, base, num_workers)

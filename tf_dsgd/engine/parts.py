@@ -30,7 +30,7 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.bundles import Bundle
-from tf_dsgd.engine.merged import Merged, merged
+from tf_dsgd.engine.merged import Collected, Merged, merged
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
 from tf_dsgd.engine.shard import Shard
@@ -347,7 +347,8 @@ class Parts:
     def average_statistics(self, shard: int) -> None:
         """Traces that the moving statistics collected on a shard are averaged."""
         for each in self._merged_of(shard):
-            each.average()
+            if isinstance(each, Collected):
+                each.average()
 
     def _read(self, shard: Shard, who: tf.Tensor, needed: dict[str, tf.Tensor]) -> list[tf.Tensor]:
         """Everything a worker fetches from one shard, at one moment."""
