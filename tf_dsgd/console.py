@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import traceback
 from typing import Any
 
 from tf_dsgd._tf_errors import WHOLE
+
+_GOES_ON = "With tf_dsgd.callbacks.BackupAndRestore the same command would go on from there"
 
 
 def say(message: str, version: str = "") -> None:
@@ -20,13 +23,16 @@ def say(message: str, version: str = "") -> None:
 def end_scripts_in_a_line(*notes: str) -> None:
     """A script that is ended by an error with one of these notes says the error, and no traceback.
 
-    That is written to a file, which is named before, with all that TensorFlow said.
+    That is written to a file, which is named before, with all that TensorFlow said. So it is with a
+    script that Ctrl-C ends in a call of Keras or of this package.
     """
     if sys.excepthook is not sys.__excepthook__:
         return  # somebody else's, who knows why; or this one
 
     def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        if not set(notes).intersection(getattr(error, "__notes__", ())):
+        known = bool(set(notes).intersection(getattr(error, "__notes__", ())))
+        interrupted = kind is KeyboardInterrupt and _trains(where)
+        if not known and not interrupted:
             sys.__excepthook__(kind, error, where)
             return
         with tempfile.NamedTemporaryFile(
@@ -35,9 +41,20 @@ def end_scripts_in_a_line(*notes: str) -> None:
             traceback.print_exception(kind, error, where, file=file)
             print(getattr(error, WHOLE, ""), file=file)
         say(f"the traceback is in {file.name}")
+        if interrupted:
+            say(f"{_line(where)}{kind.__name__}. {_GOES_ON}.")
+            return
         say(str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}")
 
     sys.excepthook = hook
+
+
+def _trains(where: Any) -> bool:
+    """Whether a traceback leads into Keras or this package."""
+    modules = [sys.modules.get(name) for name in ("keras", "tf_dsgd")]
+    folders = tuple(os.path.dirname(str(m.__file__)) + os.sep for m in modules if m is not None)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(where)]
+    return any(file.startswith(folders) for file in files)
 
 
 def _line(where: Any) -> str:

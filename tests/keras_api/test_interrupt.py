@@ -1,6 +1,8 @@
 """Ctrl-C ends `fit` within seconds, as a KeyboardInterrupt, and leaves a usable process."""
 
 import itertools
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -270,10 +272,15 @@ def test_other_errors_of_finalisers_are_told_as_before(monkeypatch):
 
 
 def test_uncaught_ends_the_process():
-    """Nobody catches it: the process is gone within two seconds, by the signal, with its trace."""
+    """Nobody catches it: the process is gone within two seconds, by the signal, and says so."""
     _, err, code, seconds = interrupt(
         LOCAL, "model.fit(x, y, batch_size=2, verbose=0, callbacks=callbacks)"
     )
     assert code in (-signal.SIGINT, 130)
-    assert "KeyboardInterrupt" in err
+    assert "Traceback" not in err
+    *_, where, last = err.strip().splitlines()
+    assert "KeyboardInterrupt. With tf_dsgd.callbacks.BackupAndRestore" in last
+    traceback_file = pathlib.Path(re.search(r"the traceback is in (\S+)", where)[1])
+    assert traceback_file.read_text().strip().endswith("KeyboardInterrupt")
+    traceback_file.unlink()
     assert seconds <= LIMIT_SECONDS
