@@ -93,8 +93,8 @@ class NumbersTooEarly(Scheduler):
         finally:
             self.orphans = orphans
 
-    def errand(self, task, now):
-        return None if self.available else super().errand(task, now)
+    def for_others(self, task, now):
+        return None if self.available else super().for_others(task, now)
 
 
 class EndsTooEarly(Scheduler):

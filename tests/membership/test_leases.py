@@ -76,12 +76,12 @@ def test_who_completes_a_lost_workers_lease():
     assert made.limit(lost) == 0 and made.limit(first) > 0
     doing = made.next(first, 0.0)
     assert (doing.what, doing.lease) == (What.COMPLETE, orphan)
-    assert made.errand(third, 0.0) is None  # one at a time
+    assert made.for_others(third, 0.0) is None  # one at a time
     assert not made.admits(lost)
     made.lose(first, 0.0)  # whoever completes it may be lost, too
     made.fenced(first, [0, 0])
     assert orphan.runner is None and made.admits(lost)
-    assert made.errand(third, 0.0) is None  # it is the owner's again
+    assert made.for_others(third, 0.0) is None  # it is the owner's again
     made.joins(lost)
     doing = made.next(lost, 0.0)
     assert (doing.what, doing.lease) == (What.COMPLETE, orphan)

@@ -72,6 +72,8 @@ class RemoteRounds(Rounds):
         self.overlaps = overlaps
         self._executors = [_tf_remote.SynchronousExecutor() for _ in self.members.tasks]
         self.outputs = Outputs(self.members, self._executors)
+        self._bounded_for = 0
+        """The bytes of a mini-batch for which calls are short enough."""
 
     @property
     def can_record(self) -> bool:
@@ -103,7 +105,8 @@ class RemoteRounds(Rounds):
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
-        self._bound_calls(stream.batch_bytes)
+        if stream.batch_bytes != self._bounded_for:
+            self._bound_calls(stream.batch_bytes)
         self.outputs.show()
         self.members.look_now_and_then()
 
@@ -112,6 +115,7 @@ class RemoteRounds(Rounds):
         with self.engine.changed:
             try:
                 self.engine.scheduler.longest_call = longest_call(batch_bytes)
+                self._bounded_for = batch_bytes
             except ValueError as error:
                 self.engine.fail(None, error)
 

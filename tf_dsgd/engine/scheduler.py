@@ -152,9 +152,9 @@ class Scheduler:
             return Next(What.END)
         if task.state is TaskState.SILENT:
             return Next(What.WAIT)  # until it counts as lost
-        errand = self.errand(task, now)
-        if errand is not None:
-            return errand
+        other = self.for_others(task, now)
+        if other is not None:
+            return other
         steps = self.take(task)
         if steps:
             return Next(What.ROUND, steps, task.open)
@@ -174,7 +174,7 @@ class Scheduler:
         if task.waits_since is None:
             task.waits_since = now
 
-    def errand(self, task: Task, now: float | None) -> Next | None:
+    def for_others(self, task: Task, now: float | None) -> Next | None:
         """What a worker does besides its own mini-batches; `now` is None where no backup is due."""
         if task.leases:
             return None

@@ -254,10 +254,10 @@ class SimulatorEngine(Engine):
             self._arrive(turn)
             return True
         scheduler.ends(task)
-        errand = scheduler.errand(task, None)
-        if errand is not None:
+        other = scheduler.for_others(task, None)
+        if other is not None:
             self.turns.take_turn()
-            self._do(task, errand)
+            self._do(task, other)
             return True
         may_begin = scheduler.may_begin(task)
         steps = scheduler.round_steps(task) if may_begin else 0
@@ -273,18 +273,18 @@ class SimulatorEngine(Engine):
             self._rest(task)
         return True
 
-    def _do(self, task: Task, errand: Next) -> None:
+    def _do(self, task: Task, other: Next) -> None:
         """What a worker does besides its own mini-batches."""
-        if errand.what is What.SEND_REFUSED:
+        if other.what is What.SEND_REFUSED:
             self.take_in()
             self._refuse(task, self.program.collect[task.index]())
             self.watches[task.index].enter("wait", at=self.now)
             self.turns.put(self.now, task)
             self.wake()
-        elif errand.lease is not None and errand.what is What.COMPLETE:
-            self._complete(task, errand.lease)
-        elif errand.lease is not None:
-            self._back_up(task, errand.lease)
+        elif other.lease is not None and other.what is What.COMPLETE:
+            self._complete(task, other.lease)
+        elif other.lease is not None:
+            self._back_up(task, other.lease)
 
     def _rest(self, task: Task) -> None:
         """The worker waits for others, or, at a drain, sends what it has and is done."""
@@ -473,10 +473,10 @@ class SimulatorEngine(Engine):
     def _look(self, task: Task) -> None:
         """A worker has waited until now: it may compute a straggler's lease."""
         waiting = self._blocked if task in self._blocked else self._idle
-        errand = self.scheduler.errand(task, self.now) if task in waiting else None
-        if errand is not None:
+        other = self.scheduler.for_others(task, self.now) if task in waiting else None
+        if other is not None:
             waiting.remove(task)
-            self._do(task, errand)
+            self._do(task, other)
 
     def _back_up(self, task: Task, lease: Lease) -> None:
         m = task.index

@@ -97,7 +97,10 @@ class _View:
         elif method == "assign_sub":
             value = self.read(variable) - value
         elif method != "assign":
-            raise NotImplementedError(f"{method} of a table's rows")
+            raise ValueError(
+                f"An update by rows may assign, add or subtract. Received: {method} of "
+                f'{variable.name!r}. Use sparse="dense".'
+            )
         self._values[id(variable)] = value
         self._written[id(variable)] = variable
 
