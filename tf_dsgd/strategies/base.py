@@ -34,7 +34,7 @@ from tf_dsgd.strategies.building import build_without_call
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
-from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull, sample
 from tf_dsgd.strategies.description import describe
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
@@ -43,11 +43,13 @@ from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.refused import check_dataset, check_step
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
+from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import (
     Kind,
     ReplicaVariable,
     given_what_is_not_distributed,
     is_moving_statistic,
+    kind_of,
 )
 
 
@@ -304,7 +306,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what `run` gave. Of a token: a sample batch's types, for the symbolic build."""
         if isinstance(value, Token):
-            return tf.nest.map_structure(_sample, value.element_spec)
+            return tf.nest.map_structure(sample, value.element_spec)
         return super().reduce(reduce_op, value, axis)
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -415,13 +417,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         creator = _tf.creating_object()
         if isinstance(creator, keras.optimizers.Optimizer):
             self._optimizers.add(creator)
-            kind = Kind.SLOT if primary.shape.rank else Kind.CONTROL
-        elif primary.synchronization == tf.VariableSynchronization.ON_READ:
-            kind = Kind.METRIC
-        elif isinstance(creator, keras.random.SeedGenerator):
-            kind = Kind.SEED
-        else:
-            kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
+        kind = kind_of(primary, creator)
         variable = ReplicaVariable(self, primary, kind, shard)
         if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
             variable.layer = creator
@@ -432,6 +428,17 @@ class DistributedStrategy(tf.distribute.Strategy):
             variable.first = value.flat[0] if constant else value
         self._checkpoint.add(variable, creator)
         return variable
+
+    def adopt_table(self, table: SplitTable) -> SplitTable:
+        """As `adopt`, of a table that is split."""
+        unused.used(self)
+        for part in table.parts:
+            self.placement.hold(part.shard, part.shape.num_elements() * part.dtype.size)
+        creator = _tf.creating_object()
+        if isinstance(creator, keras.optimizers.Optimizer):
+            self._optimizers.add(creator)
+        self._checkpoint.add(table, creator)
+        return table
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
@@ -491,10 +498,3 @@ class DistributedStrategy(tf.distribute.Strategy):
     def restore_metrics(self) -> None:
         """Gives metrics, which `fit` has reset since, the values that were restored."""
         self._checkpoint.restore_metrics()
-
-
-def _sample(spec: Any) -> Any:
-    """What a symbolic build needs of one component of a batch: shape and type."""
-    if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)):
-        return None
-    return tf.TensorSpec(spec.shape, spec.dtype)

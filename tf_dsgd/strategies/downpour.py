@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +161,7 @@ class DownpourStrategy(DistributedStrategy):
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         if wire_dtype is not None:
@@ -181,7 +183,15 @@ class DownpourStrategy(DistributedStrategy):
                 'sparse="lazy" is for optimizers that run on shards; with local_rule="optimizer" '
                 "they run on workers, who send changes of whole tables. Leave one of the two out."
             )
+        split = Patterns(placement)
+        if split and local.sends == "update":
+            raise ValueError(
+                "placement splits tables whose optimizer runs on shards; with "
+                'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
+                "the two out."
+            )
         super().__init__(cluster, Algorithm(local, exchange, server, codec))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 class SoftsyncStrategy(DistributedStrategy):
@@ -106,12 +107,15 @@ class SoftsyncStrategy(DistributedStrategy):
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = "inverse",
         max_staleness: int | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
         scaling = staleness_factor(staleness_scaling)
         exchange = Periods(max_staleness=staleness_bound(max_staleness))
         server = CollectGradients(count, scaling)
+        split = Patterns(placement)
         super().__init__(cluster, Algorithm(AccrueGradient(rate=0.0), exchange, server))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

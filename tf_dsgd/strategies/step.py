@@ -109,7 +109,7 @@ class TracedStep:
         self.outputs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
-            self.weights = [v for a in self.applications for v in a.replicas]
+            self.weights = [v for a in self.applications for v in a.weights]
             _warn_of_order(self.applications)
             _check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
@@ -276,8 +276,8 @@ class TracedStep:
         for application in self.applications:
             variables = [
                 v
-                for v, replica in zip(application.variables, application.replicas, strict=True)
-                if shard is None or replica.shard == shard
+                for v, weight in zip(application.variables, application.weights, strict=True)
+                if shard is None or weight.shard == shard
             ]
             parts.append((application, [next(rest) for _ in variables], variables))
         return parts

@@ -70,6 +70,42 @@ def check_lazy_options(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
+def check_split(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable, lazy: bool
+) -> None:
+    """Raises a ValueError for what cannot act on a table by rows."""
+    name = getattr(variable, "path", variable.name)
+    said = f"The table {name!r} is split by rows, and its update is that of the rows in a message"
+    if isinstance(optimizer, DelayTolerantOptimizer):
+        raise ValueError(
+            f"{said}; {type(optimizer).__name__} would keep the whole table once more for each "
+            "worker. Use one of Keras's optimizers, or leave the table out of `placement`."
+        )
+    if not keeps_still(optimizer):
+        if not lazy:
+            raise ValueError(
+                f"{said}; {type(optimizer).__name__} changes rows without a gradient, too. With "
+                'sparse="lazy" it leaves them alone, which is another rule; or use Adagrad, or SGD '
+                "without momentum."
+            )
+        check_lazy(optimizer)
+    options = ("gradient_accumulation_steps", "global_clipnorm", "weight_decay", "use_ema")
+    for option in options:
+        value = getattr(optimizer, option, None)
+        if value and (option != "weight_decay" or _tf.decays(optimizer, variable)):
+            raise ValueError(
+                f"{said}; {option} of {optimizer.name!r} takes all rows. Leave it out, or leave "
+                f"the table out of `placement`. Received: {option}={value!r}."
+            )
+    for option in ("constraint", "regularizer"):
+        value = getattr(variable, option, None)
+        if value is not None:
+            raise ValueError(
+                f"{said}; its {option} takes all rows. Leave it out, or leave the table out of "
+                f"`placement`. Received: {value!r}."
+            )
+
+
 class _View:
     """Some rows of a table, and of its slots, in their place while an update is traced."""
 
@@ -86,7 +122,7 @@ class _View:
     def read(self, variable: ReplicaVariable) -> tf.Tensor:
         """The rows, as last assigned."""
         if id(variable) not in self._values:
-            self._values[id(variable)] = variable.primary.sparse_read(self._rows)
+            self._values[id(variable)] = variable.read_rows(self._rows)
         return self._values[id(variable)]
 
     def write(self, variable: ReplicaVariable, method: str, value: Any) -> None:
@@ -107,7 +143,7 @@ class _View:
     def scatter(self) -> None:
         """Traces that the table and its slots have them."""
         for key, variable in self._written.items():
-            variable.scatter_update(tf.IndexedSlices(self._values[key], self._rows))
+            variable.write_rows(self._rows, self._values[key])
 
 
 @contextlib.contextmanager
