@@ -349,8 +349,9 @@ class Patterns:
     """Which variables are split: `placement` of a strategy.
 
     Args:
-        placement: regular expressions, each of which is to match a Keras path, whole or from one of
-            its names on, and where what matches goes; or "auto" for each `keras.layers.Embedding` of 100 MB and more.
+        placement: regular expressions, each of which is to match a Keras path, whole or from one
+            of its names on, and where what matches goes; or "auto", for each
+            `keras.layers.Embedding` of 100 MB and more.
 
     Raises:
         TypeError, ValueError: for anything else, naming it.
