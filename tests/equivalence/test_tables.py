@@ -289,7 +289,7 @@ def test_no_operation_of_the_whole_table_is_in_a_round():
     graphs = [g for f in functions for g in (f.graph, *_inner(f.graph))]
     operations = [operation for graph in graphs for operation in graph.get_operations()]
     assert any(operation.type == "ResourceGather" for operation in operations)
-    assert sum(operation.type == "ResourceScatterUpdate" for operation in operations) >= 3
+    assert sum(operation.type.startswith("ResourceScatter") for operation in operations) >= 3
     outputs = [tensor for operation in operations for tensor in operation.outputs]
     assert not [t for t in outputs if t.shape.rank and t.shape[0] == 7919]
 

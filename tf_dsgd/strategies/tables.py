@@ -255,14 +255,19 @@ class SplitTable:
 
     def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
         """Rows of the part on the shard that is traced."""
-        trace = current_trace()
-        return self.parts[trace.shard if trace else 0].primary.sparse_read(rows)
+        return self._traced_part().sparse_read(rows)
+
+    def add_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows of the part on the shard that is traced."""
+        self._traced_part().scatter_add(tf.IndexedSlices(values, rows))
 
     def write_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows of the part on the shard that is traced."""
+        self._traced_part().scatter_update(tf.IndexedSlices(values, rows))
+
+    def _traced_part(self) -> tf.Variable:
         trace = current_trace()
-        part = self.parts[trace.shard if trace else 0].primary
-        part.scatter_update(tf.IndexedSlices(values, rows))
+        return self.parts[trace.shard if trace else 0].primary
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
         """Within an update of some rows, these; else a TypeError."""

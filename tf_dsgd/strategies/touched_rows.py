@@ -113,7 +113,9 @@ class _View:
         self._shape = table.shape
         self._rows = rows
         self._values: dict[int, tf.Tensor] = {}
-        self._written: dict[int, ReplicaVariable] = {}
+        self._written: dict[int, Any] = {}
+        self._added: dict[int, tf.Tensor] = {}
+        """Of variables that were added to once and not assigned: what was added."""
 
     def has(self, variable: ReplicaVariable) -> bool:
         """Whether it is the table or shaped like it."""
@@ -121,29 +123,42 @@ class _View:
 
     def read(self, variable: ReplicaVariable) -> tf.Tensor:
         """The rows, as last assigned."""
-        if id(variable) not in self._values:
-            self._values[id(variable)] = variable.read_rows(self._rows)
-        return self._values[id(variable)]
+        key = id(variable)
+        if key not in self._values:
+            value = variable.read_rows(self._rows)
+            self._values[key] = value + self._added[key] if key in self._added else value
+        return self._values[key]
 
     def write(self, variable: ReplicaVariable, method: str, value: Any) -> None:
         """They are assigned, added to, or subtracted from."""
         value = tf.convert_to_tensor(value, variable.dtype)
-        if method == "assign_add":
-            value = self.read(variable) + value
-        elif method == "assign_sub":
-            value = self.read(variable) - value
-        elif method != "assign":
+        if method not in ("assign", "assign_add", "assign_sub"):
             raise ValueError(
                 f"An update by rows may assign, add or subtract. Received: {method} of "
                 f'{variable.name!r}. Use sparse="dense".'
             )
-        self._values[id(variable)] = value
-        self._written[id(variable)] = variable
+        key = id(variable)
+        added = {"assign_add": value, "assign_sub": -value}.get(method)
+        if added is not None and key not in self._written:
+            self._added[key] = added
+            if key in self._values:
+                self._values[key] += added
+        else:
+            self._values[key] = value if added is None else self.read(variable) + added
+            self._added.pop(key, None)
+        self._written[key] = variable
 
     def scatter(self) -> None:
-        """Traces that the table and its slots have them."""
+        """Traces that the table and its slots have them.
+
+        What was added is added in place: another update that runs beside this one, where a rule
+        asks for no lock, adds its own.
+        """
         for key, variable in self._written.items():
-            variable.write_rows(self._rows, self._values[key])
+            if key in self._added:
+                variable.add_rows(self._rows, self._added[key])
+            else:
+                variable.write_rows(self._rows, self._values[key])
 
 
 @contextlib.contextmanager

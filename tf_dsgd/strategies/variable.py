@@ -329,6 +329,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """Rows of the primary."""
         return self.primary.sparse_read(rows)
 
+    def add_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows of the primary."""
+        self.scatter_add(tf.IndexedSlices(values, rows))
+
     def write_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
         """Sets rows of the primary."""
         self.scatter_update(tf.IndexedSlices(values, rows))
