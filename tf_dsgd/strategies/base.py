@@ -34,14 +34,14 @@ from tf_dsgd.strategies.building import build_without_call
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
-from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull, sample
 from tf_dsgd.strategies.description import describe
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
-from tf_dsgd.strategies.refused import check_dataset, check_step
+from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.variable import (
     Kind,
@@ -83,7 +83,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.placement = Placement(self.num_shards)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
-        self._checkpoint = Checkpoint(self.engine)
+        self._checkpoint = Checkpoint(self.engine, algorithm.codec.keeps)
         self.passes = Passes()
         self._optimizers = Optimizers()
         with self.engine.explained():
@@ -115,11 +115,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.made(self)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "num_workers" in kwargs:
-            raise TypeError(
-                f"{cls.__name__} has no argument 'num_workers'; its cluster knows that number: "
-                f"{cls.__name__}(tf_dsgd.LocalCluster(num_workers={kwargs['num_workers']!r}))."
-            )
+        check_arguments(cls, kwargs)
         return super().__new__(cls)
 
     # -- what users read --------------------------------------------------------------------
@@ -184,6 +180,16 @@ class DistributedStrategy(tf.distribute.Strategy):
             sent = self.engine.messages_sent()
             shards = tuple(shard.ledger(sent) for shard in self._shards)
         return Ledger(shards[0].workers, shards)
+
+    def residual(self) -> tuple[float, ...]:
+        """What each worker's codec holds back: the 2-norm of what it was given and has not sent.
+
+        Drains, as reading a weight does. Gives a number per worker: 0 without such a codec, NaN for
+        a worker that is not there.
+        """
+        self.settle()
+        with self.engine.explained():
+            return self.engine.store.norms(self.algorithm.codec.held_back)
 
     def shards(self) -> tuple[ShardInfo, ...]:
         """Where the variables are: for each shard its device, and what it holds.
@@ -304,7 +310,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what `run` gave. Of a token: a sample batch's types, for the symbolic build."""
         if isinstance(value, Token):
-            return tf.nest.map_structure(_sample, value.element_spec)
+            return tf.nest.map_structure(sample, value.element_spec)
         return super().reduce(reduce_op, value, axis)
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -491,10 +497,3 @@ class DistributedStrategy(tf.distribute.Strategy):
     def restore_metrics(self) -> None:
         """Gives metrics, which `fit` has reset since, the values that were restored."""
         self._checkpoint.restore_metrics()
-
-
-def _sample(spec: Any) -> Any:
-    """What a symbolic build needs of one component of a batch: shape and type."""
-    if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)):
-        return None
-    return tf.TensorSpec(spec.shape, spec.dtype)
