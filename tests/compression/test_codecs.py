@@ -208,13 +208,14 @@ def test_qsgd_draws_by_seed_message_and_content():
     g = np.random.default_rng(7).standard_normal((6, 5)).astype("float32")
 
     def messages(codec, *gradients):
-        worker, shard = Place([g]), Place([g])
-        return [codec.decode(shard, 0, codec.encode(worker, 0, x)).numpy() for x in gradients]
+        worker, shard, given = Place([g]), Place([g]), [tf.constant(x) for x in gradients]
+        return [codec.decode(shard, 0, codec.encode(worker, 0, x)).numpy() for x in given]
 
     once = messages(compression.QSGD(2, seed=3), g, g)
     np.testing.assert_array_equal(once, messages(compression.QSGD(2, seed=3), g, g))
     assert np.any(once[0] != once[1]), "the second message draws other numbers"
-    assert np.any(once != messages(compression.QSGD(2, seed=4), g, g))
+    other = messages(compression.QSGD(2, seed=4), g, g)
+    assert np.any(once[0] != other[0]) and np.any(once[1] != other[1])
     # Twice the gradient has the same shares: what differs is drawn, as between two workers.
     assert np.any(2 * once[0] != messages(compression.QSGD(2, seed=3), 2 * g)[0])
 

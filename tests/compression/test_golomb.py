@@ -44,15 +44,35 @@ def test_edges(places):
     assert_identity(places, np.arange(len(places)) % 3 == 0, size)
 
 
+@tf.function(input_signature=[tf.TensorSpec([], tf.int64)])
+def differing(number):
+    """(messages of random density that are not decoded as they were, the largest share too long).
+
+    All in one call: ten thousand single ones take 14 s.
+    """
+    wrong, longest = tf.constant(0), tf.constant(0.0, tf.float64)
+    for n in tf.range(number):
+        u = tf.random.stateless_uniform([402], tf.stack([n, 7]))
+        chosen = u[2 : 3 + tf.cast(399 * u[0], tf.int32)] < u[1]
+        places = tf.where(chosen)[:, 0]
+        signs = tf.gather(u[2:], places) * 7 % 1 > 0.5
+        message = golomb.encode(places, signs)
+        found = golomb.decode(message, tf.size(chosen))
+        if len(found[0]) != len(places) or tf.reduce_any(
+            (found[0] != places) | (found[1] != signs)
+        ):
+            wrong += 1
+        needed = tf.math.log(tf.size(chosen) / (tf.size(places) + 1)) / np.log(2.0)
+        least = tf.cast(tf.size(places), tf.float64) * (4.0 + tf.maximum(needed, 0.0)) / 8 + 19
+        longest = tf.maximum(longest, tf.cast(tf.size(message), tf.float64) / least)
+    return wrong, longest
+
+
 def test_random_messages():
-    """Ten thousand, of all densities; in a byte per place, and little more, of what must be."""
-    random = np.random.default_rng(0)
-    for n in range(10_000):
-        size = int(random.integers(1, 400))
-        places = np.flatnonzero(random.random(size) < random.random())
-        message = assert_identity(places, random.integers(0, 2, len(places)) > 0, size)
-        if n % 10 == 0 and len(places):
-            assert len(message) <= 17 + 2 + len(places) * (4 + np.log2(size / len(places))) / 8
+    """Ten thousand, of all densities and lengths; none takes many bits more than it must."""
+    wrong, longest = differing(10_000)
+    assert int(wrong) == 0
+    assert float(longest) <= 1
 
 
 def test_close_to_the_entropy():
@@ -93,7 +113,7 @@ def number(n):
 @pytest.mark.parametrize(
     ("rest", "why"),
     [
-        ([*number(5), 2, 255, 0, 0], "its length is wrong"),
+        ([*number(5), 2, 255], "its length is wrong"),
         ([*number(-1), 2, 255], "its length is wrong"),
         ([*number(1), 99, *range(20)], "its length is wrong"),
         ([*number(2), 0, 0b10000000, 0], "places are missing"),

@@ -48,32 +48,27 @@ def decode(message: tf.Tensor, size: tf.Tensor | int) -> tuple[tf.Tensor, tf.Ten
             is read out of bounds then.
     """
     length = tf.size(message)
-    _check(length >= _HEAD, f"it has fewer than {_HEAD} bytes", length)
-    with tf.control_dependencies([_check(length >= _HEAD, "it is too short", length)]):
-        message = tf.identity(message)
+    message = _only_if(length >= _HEAD, "it is too short", message)
     same = tf.reduce_all(_fingerprint(message[_FINGERPRINT:]) == message[:_FINGERPRINT])
-    with tf.control_dependencies([_check(same, "its fingerprint is another one", length)]):
-        message = tf.identity(message)
+    message = _only_if(same, "its fingerprint is another one", message)
     number = tf.bitcast(message[_FINGERPRINT : _FINGERPRINT + 8], tf.int64)
     k = tf.cast(message[_HEAD - 1], tf.int64)
     body = tf.cast(length - _HEAD, tf.int64)
-    fixed = (number * (k + 1) + 7) // 8
+    fixed = (number * (k + 1) + 7) // 8  # bytes of the fixed parts
     fits = (number >= 0) & (number <= tf.cast(size, tf.int64)) & (k <= _MOST_BITS) & (fixed <= body)
-    with tf.control_dependencies([_check(fits, "its length is wrong", length)]):
-        unary, rest = message[_HEAD : length - tf.cast(fixed, tf.int32)], tf.identity(fixed)
-    rest = message[length - tf.cast(rest, tf.int32) :]
+    message = _only_if(fits, "its length is wrong", message)
+    begins = length - tf.cast(fixed, tf.int32)
+    unary = message[_HEAD:begins]
     ends = tf.where(unpacked(unary, tf.size(unary) * 8))[:, 0]
-    whole = tf.size(ends, tf.int64) == number
-    with tf.control_dependencies([_check(whole, "places are missing", length)]):
-        bits = tf.cast(unpacked(rest, tf.cast(number * (k + 1), tf.int32)), tf.int64)
+    ends = _only_if(tf.size(ends, tf.int64) == number, "places are missing", ends)
+    bits = tf.cast(unpacked(message[begins:], tf.size(ends) * tf.cast(k + 1, tf.int32)), tf.int64)
     bits = tf.reshape(bits, tf.stack([number, k + 1]))
     low = tf.reduce_sum(tf.bitwise.left_shift(bits, tf.range(k + 1)), 1)
     before = tf.concat([tf.constant([-1], tf.int64), ends[:-1]], 0)[: tf.size(ends)]
     gaps = tf.bitwise.left_shift(ends - before - 1, k) + tf.bitwise.right_shift(low, 1)
     places = tf.cumsum(gaps + 1) - 1
-    inside = tf.reduce_all(places < tf.cast(size, tf.int64))
-    with tf.control_dependencies([_check(inside, "a place is outside of the tensor", length)]):
-        return tf.identity(places), (low & 1) > 0
+    inside = tf.reduce_all((places >= 0) & (places < tf.cast(size, tf.int64)))
+    return _only_if(inside, "a place is outside of the tensor", places), (low & 1) > 0
 
 
 def _parameter(gaps: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
@@ -89,9 +84,8 @@ def _fingerprint(data: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Fingerprint(data=data[None], method="farmhash64")[0]
 
 
-def _check(right: tf.Tensor, what: str, length: tf.Tensor) -> tf.Operation:
-    return tf.debugging.Assert(
-        right,
-        [f"A compressed message is not as it was sent: {what}. Received bytes:", length],
-        summarize=1,
-    )
+def _only_if(right: tf.Tensor, what: str, value: tf.Tensor) -> tf.Tensor:
+    """`value`, which nobody gets where this is not right."""
+    said = f"A compressed message is not as it was sent: {what}. Received, elements:"
+    with tf.control_dependencies([tf.debugging.Assert(right, [said, tf.size(value)])]):
+        return tf.identity(value)
