@@ -58,10 +58,11 @@ def differing(number):
         signs = tf.gather(u[2:], places) * 7 % 1 > 0.5
         message = golomb.encode(places, signs)
         found = golomb.decode(message, tf.size(chosen))
-        if len(found[0]) != len(places) or tf.reduce_any(
-            (found[0] != places) | (found[1] != signs)
-        ):
-            wrong += 1
+        if len(found[0]) != len(places):
+            wrong += len(places) + 1
+        else:
+            differ = (found[0] != places) | (found[1] != signs)
+            wrong += tf.math.count_nonzero(differ, dtype=tf.int32)
         needed = tf.math.log(tf.size(chosen) / (tf.size(places) + 1)) / np.log(2.0)
         least = tf.cast(tf.size(places), tf.float64) * (4.0 + tf.maximum(needed, 0.0)) / 8 + 19
         longest = tf.maximum(longest, tf.cast(tf.size(message), tf.float64) / least)

@@ -42,44 +42,44 @@ def simulated(**options):
 
 
 def dyadic(batches, seed=0):
-    """Inputs in eighths: sums of their means are exact in float32."""
-    return np.random.default_rng(seed).integers(-16, 16, (batches * BATCH, 6)).astype("float32") / 8
+    """Inputs in eighths, targets in halves: sums of their products are exact in float32."""
+    random = np.random.default_rng(seed)
+    x = random.integers(-16, 16, (batches * BATCH, 6)).astype("float32") / 8
+    return x, random.integers(-8, 8, (batches * BATCH, 4)).astype("float32") / 2
 
 
-def linear(strategy, rate=1.0):
-    """A model whose loss is linear in its weights: its gradient is a mini-batch's mean input."""
+def linear(strategy):
+    """A model whose loss is linear in its weights, so that the same gradients come in any order."""
     with strategy.scope():
-        layer = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")
+        layer = keras.layers.Dense(4, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((6,)), layer])
-        factors = tf.constant([1.0, -2.0, 4.0])
-        optimizer = keras.optimizers.SGD(rate)
-        model.compile(optimizer, loss=lambda y, p: tf.reduce_mean(p * factors))
+        model.compile(keras.optimizers.SGD(1.0), loss=lambda y, p: tf.reduce_mean(p * y, -1))
     return model
 
 
-def gradients(x):
-    """Of each mini-batch, by hand."""
-    means = x.reshape(-1, BATCH, 6).mean(1)
-    return means[:, :, None] * np.array([1, -2, 4], "float32") / 3
+def gradients(x, y):
+    """Of each mini-batch, by hand: x'y / (4 BATCH)."""
+    parts = x.reshape(-1, BATCH, 6), y.reshape(-1, BATCH, 4)
+    return np.einsum("nbi,nbj->nij", *parts).astype("float32") / (4 * BATCH)
 
 
-def fit(model, x, **options):
-    model.fit(x, np.zeros((len(x), 1)), batch_size=BATCH, shuffle=False, verbose=0, **options)
+def fit(model, data, **options):
+    model.fit(*data, batch_size=BATCH, shuffle=False, verbose=0, **options)
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_two_workers_beside_the_twin(name):
     """Message after message, with a residual each; over the end of an epoch they keep it."""
     codec, twin = CODECS[name]
-    x = dyadic(20)
+    data = dyadic(20)
     strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=3, compression=codec)
     model = linear(strategy)
     with strategy.recording() as entries:
-        fit(model, x, epochs=2)
-    g = gradients(x)
-    accrued = [np.zeros((6, 3), "float32") for _ in range(2)]
+        fit(model, data, epochs=2)
+    g = gradients(*data)
+    accrued = [np.zeros((6, 4), "float32") for _ in range(2)]
     states = [twins.zeros(accrued[0], "residual", "momentum") for _ in range(2)]
-    w = np.zeros((6, 3), "float32")
+    w = np.zeros((6, 4), "float32")
     messages = 0
     for worker, action, *what in entries:
         for batch in what[0] if action in ("step", "push") else ():
@@ -87,7 +87,7 @@ def test_two_workers_beside_the_twin(name):
         if action == "push":
             messages += 1
             w = w - twin(states[worker], accrued[worker])
-            accrued[worker] = np.zeros((6, 3), "float32")
+            accrued[worker] = np.zeros((6, 4), "float32")
     assert messages == strategy.ledger().applied and messages >= 14
     np.testing.assert_allclose(model.get_weights()[0], w, rtol=1e-5, atol=1e-5)
     kept = [np.linalg.norm(state["residual"]) for state in states]
@@ -95,42 +95,53 @@ def test_two_workers_beside_the_twin(name):
     assert min(kept) > 0
 
 
-@pytest.mark.parametrize("kind", ["threads", "simulated"])
-@pytest.mark.parametrize("rule", STRATEGIES)
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("downpour", "threads"),
+        ("periods", "simulated"),
+        ("update", "threads"),
+        ("softsync", "simulated"),
+    ],
+)
 def test_what_was_applied_and_what_is_kept_are_all_gradients(rule, kind):
     """To the bit, on threads as on the simulator: tau and all sums are dyadic."""
-    x = 3 * dyadic(48)
+    data = dyadic(48)
     cluster = tf_dsgd.LocalCluster(2) if kind == "threads" else simulated()
     strategy = STRATEGIES[rule](cluster, compression=compression.Threshold(1.0))
-    model = linear(strategy, rate=2.0 if rule == "softsync" else 1.0)
-    fit(model, x)
+    model = linear(strategy)
+    fit(model, data)
     cells = [cell for kept in strategy.engine.store.kept.values() for cell in kept.values()]
     residual = sum(copy.numpy() for cell in cells for copy in cell.copies)
-    if rule == "update":  # changes are minus the gradients
+    weights, total = model.get_weights()[0], gradients(*data).sum(0)
+    if rule == "softsync":  # a step is half the sum of two messages
+        weights = 2 * weights
+    if rule == "update":  # what is sent is a change, minus a gradient
         residual = -residual
-    np.testing.assert_array_equal(residual - model.get_weights()[0], gradients(x).sum(0))
-    assert np.abs(model.get_weights()[0]).max() > 1
+    np.testing.assert_array_equal(residual - weights, total)
+    assert np.abs(weights).max() > 1 and np.abs(residual).max() > 0
     assert strategy.steps == 48
-    helpers.assert_ledger_balances(strategy)
+    helpers.assert_ledger_balances(strategy, 24 if rule == "softsync" else None)
 
 
-@pytest.mark.parametrize("rule", ["downpour", "update", "softsync"])
-def test_all_of_it_is_no_compression(rule):
+@pytest.mark.parametrize(
+    ("rule", "codec"), [("update", compression.TopK(1.0)), ("softsync", compression.PowerSGD(64))]
+)
+def test_all_of_it_is_no_compression(rule, codec):
     """Weights of a small network, with the largest share and the largest rank, to the bit."""
     found = []
-    for codec in (None, compression.TopK(1.0), compression.PowerSGD(64)):
+    for each in (None, codec):
         keras.utils.set_random_seed(2)
-        strategy = STRATEGIES[rule](simulated(), compression=codec)
+        strategy = STRATEGIES[rule](simulated(), compression=each)
         with strategy.scope():
             layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)]
             model = keras.Sequential([keras.Input((4,)), *layers])
             model.compile(keras.optimizers.Adam(0.05), "mse")
-        x, y = helpers.regression(60, ids=False)
+        x, y = helpers.regression(40, ids=False)
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    for others in found[1:]:
-        for mine, theirs in zip(found[0], others, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_another_spelling_of_wire_dtype():
@@ -152,24 +163,25 @@ def test_resumed_is_unbroken(name):
         strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=2, compression=ALL[name])
         return strategy, linear(strategy)
 
-    x = dyadic(10)
+    data = dyadic(8)
     unbroken, model = made()
-    fit(model, x)
+    fit(model, data)
     state = {key: np.array(value) for key, value in unbroken.state().items()}
     saved = model.get_weights()
     kept = [key for key in state if key.removesuffix("_of_workers").endswith(ALL[name].keeps)]
     assert kept and all(state[key].any() for key in kept)
-    fit(model, x)
-    for early in (True, False):  # before the cells are made, and after
+    fit(model, data)
+    # Before the cells are made; and once after, when something else is in them.
+    for early in (True, False) if name == "momentum" else (True,):
         resumed, again = made()
         if not early:
-            fit(again, x[::-1])
+            fit(again, dyadic(4, seed=9))
         again.set_weights(saved)
         resumed.restore(state)
         assert {key: value.tolist() for key, value in resumed.state().items() if key in kept} == {
             key: state[key].tolist() for key in kept
         }
-        fit(again, x)
+        fit(again, data)
         np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
         assert resumed.residual() == unbroken.residual()
 
@@ -190,18 +202,18 @@ def test_a_lost_worker_takes_its_residual_along():
         simulated(faults=script, worker_timeout_seconds=4.0), compression=compression.Threshold(1.0)
     )
     model = linear(strategy)
-    x = dyadic(40)
-    fit(model, x)
+    data = dyadic(40)
+    fit(model, data)
     assert strategy.engine.struck and strategy.steps == 40
     helpers.assert_ledger_balances(strategy)
     (cell,) = [c for kept in strategy.engine.store.kept.values() for c in kept.values()]
     kept = sum(copy.numpy() for copy in cell.copies)
-    lost = gradients(x).sum(0) - (kept - model.get_weights()[0])
-    # Five messages of one mini-batch each: at most what they brought, less what was sent of it.
-    assert 0 < np.abs(lost).max() <= np.abs(gradients(x)).max() * 5
+    lost = gradients(*data).sum(0) - (kept - model.get_weights()[0])
+    # It had sent five messages of one mini-batch each: it kept at most what they brought.
+    assert 0 < np.abs(lost).max() <= np.abs(gradients(*data)).max() * 5
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["entropy", "power_sgd", "qsgd"])
 def test_tables_travel_by_rows(name):
     """A row whose elements wait is fetched as the shard has it, though the worker has moved it."""
     strategy = tf_dsgd.DownpourStrategy(
@@ -213,7 +225,7 @@ def test_tables_travel_by_rows(name):
         model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
         model.compile(keras.optimizers.Adagrad(0.05), "mse")
     ids = np.random.default_rng(1).integers(0, 20, (64, 2))
-    losses = model.fit(ids, (ids.sum(1) % 3)[:, None], batch_size=4, epochs=8, verbose=0).history
+    losses = model.fit(ids, (ids.sum(1) % 3)[:, None], batch_size=4, epochs=6, verbose=0).history
     assert losses["loss"][-1] < 0.8 * losses["loss"][0]
     program = strategy.engine.program
     assert program.step.sparse[0] and 0 in program._by_rows
@@ -229,10 +241,10 @@ def test_tables_travel_by_rows(name):
 def test_a_gradient_that_is_not_finite_ends_training():
     strategy = tf_dsgd.DownpourStrategy(simulated(), compression=compression.EFSign())
     model = linear(strategy)
-    x = dyadic(8)
+    x, y = dyadic(8)
     x[17] = np.nan
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not finite, and EFSign\(\)"):
-        fit(model, x)
+        fit(model, (x, y))
     assert np.isfinite(model.get_weights()[0]).all()
 
 
@@ -240,7 +252,7 @@ def test_what_does_not_go_with_an_optimizer_is_named():
     def model(optimizer, codec, **options):
         strategy = tf_dsgd.DownpourStrategy(simulated(), compression=codec, **options)
         with strategy.scope():
-            made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
             made.compile(optimizer(), "mse")
         fit(made, dyadic(4))
 
@@ -250,9 +262,8 @@ def test_what_does_not_go_with_an_optimizer_is_named():
     with pytest.raises(ValueError, match=r"EFSign\(\) does not go with LossScaleOptimizer.*Cast"):
         model(scaled, compression.EFSign())
     model(scaled, compression.EFSign(), local_rule="optimizer")
-    with pytest.raises(ValueError, match=r"AdaptiveRevision corrects .* EFSign\(\).*QSGD"):
+    with pytest.raises(ValueError, match=r"AdaptiveRevision corrects .*EFSign\(\).*QSGD"):
         model(tf_dsgd.optimizers.AdaptiveRevision, compression.EFSign())
-    model(tf_dsgd.optimizers.AdaptiveRevision, compression.QSGD(8))
 
 
 @pytest.mark.parametrize("name", ["PeriodicAveragingStrategy", "ElasticAveragingStrategy"])

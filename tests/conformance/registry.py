@@ -49,7 +49,6 @@ CONFIGURATIONS = {
     "downpour_bounded": _downpour(push_every=2, fetch_every=2, max_staleness=1),
     "softsync": _softsync(gradients_per_update=3),
     "softsync_bounded": _softsync(gradients_per_update=2, staleness_scaling=None, max_staleness=0),
-    "softsync_one_bit": _softsync(gradients_per_update=3, compression=tf_dsgd.compression.OneBit()),
     "downpour_adaptive_revision": _downpour(),
     "downpour_adaptive_revision_3_5": _downpour(push_every=3, fetch_every=5, local_rule="none"),
     "downpour_delay_compensated": _downpour(),
@@ -82,7 +81,6 @@ OPTIMIZERS = {
     "downpour_fasgd": lambda: tf_dsgd.optimizers.FASGD(0.1),
     # The mean of c gradients makes a step like that of one.
     "softsync": lambda: keras.optimizers.SGD(0.06),
-    "softsync_one_bit": lambda: keras.optimizers.SGD(0.06),
     "softsync_bounded": lambda: keras.optimizers.SGD(0.04),
     # The mean of workers moves about as far as one of them.
     "averaging": lambda: keras.optimizers.SGD(0.05),
@@ -93,7 +91,7 @@ OPTIMIZERS = {
 }
 
 # Where several messages make one update: how many. Each of them is one mini-batch.
-MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_one_bit": 3, "softsync_bounded": 2}
+MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
 
 # Where each worker runs the optimizer on its own weights, so that iterations are one worker's.
 OF_ONE_WORKER = {

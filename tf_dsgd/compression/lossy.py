@@ -84,7 +84,7 @@ class Lossy(algorithm.Codec, abc.ABC):
             value = self.decompress(sent, weight.shape, weight.dtype)
             return tf.ensure_shape(value, weight.shape)
         rows, *values = sent
-        shape = tf.concat([tf.shape(rows), tf.constant(weight.shape[1:], tf.int32)], 0)
+        shape = tf.concat([tf.shape(rows), weight.shape[1:].as_list()], 0)
         value = self.decompress(values, shape, weight.dtype)
         value = tf.ensure_shape(value, [None, *weight.shape[1:]])
         return tf.IndexedSlices(value, rows, tf.constant(weight.shape.as_list()))
