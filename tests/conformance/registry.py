@@ -32,7 +32,7 @@ STRATEGIES = {
     "SoftsyncStrategy",
 }
 
-THRESHOLD = tf_dsgd.compression.Threshold(0.2, entropy=True)
+THRESHOLD = tf_dsgd.compression.Threshold(3.0, entropy=True)
 
 # A name to a function from a cluster to a strategy. The first is the default one.
 CONFIGURATIONS = {
