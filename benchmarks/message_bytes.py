@@ -43,9 +43,9 @@ CODECS = {
     "PowerSGD, rank 1": compression.PowerSGD(1),
     "TopK, 1 %": compression.TopK(0.01),
     "TopK, 0.1 %": compression.TopK(0.001),
-    "Threshold 0.003": compression.Threshold(0.003),
-    "Threshold 0.003, entropy": compression.Threshold(0.003, entropy=True),
-    "Threshold 0.03, entropy": compression.Threshold(0.03, entropy=True),
+    "Threshold 0.01": compression.Threshold(0.01),
+    "Threshold 0.01, entropy": compression.Threshold(0.01, entropy=True),
+    "Threshold 0.1, entropy": compression.Threshold(0.1, entropy=True),
 }
 
 
