@@ -220,9 +220,10 @@ def test_qsgd_draws_by_seed_message_and_content():
     assert np.any(2 * once[0] != messages(compression.QSGD(2, seed=3), 2 * g)[0])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e20])
 @pytest.mark.parametrize("name", [*CODECS, "qsgd"])
 def test_what_is_not_finite_is_refused_and_not_kept(name, value):
+    """Nor what is so large that a norm is not."""
     codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
     worker = Place([np.zeros((6, 4), "float32")])
     g = np.ones((6, 4), "float32")

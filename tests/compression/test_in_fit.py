@@ -124,15 +124,12 @@ def test_what_was_applied_and_what_is_kept_are_all_gradients(rule, kind):
     helpers.assert_ledger_balances(strategy, 24 if rule == "softsync" else None)
 
 
-@pytest.mark.parametrize(
-    ("rule", "codec"), [("update", compression.TopK(1.0)), ("softsync", compression.PowerSGD(64))]
-)
-def test_all_of_it_is_no_compression(rule, codec):
-    """Weights of a small network, with the largest share and the largest rank, to the bit."""
+def test_all_of_it_is_no_compression():
+    """Weights of a small network, to the bit: the largest share, and the changes of Adam."""
     found = []
-    for each in (None, codec):
+    for each in (None, compression.TopK(1.0)):
         keras.utils.set_random_seed(2)
-        strategy = STRATEGIES[rule](simulated(), compression=each)
+        strategy = STRATEGIES["update"](simulated(), compression=each)
         with strategy.scope():
             layers = [keras.layers.Dense(5, "tanh"), keras.layers.Dense(1)]
             model = keras.Sequential([keras.Input((4,)), *layers])
@@ -145,13 +142,10 @@ def test_all_of_it_is_no_compression(rule, codec):
 
 
 def test_another_spelling_of_wire_dtype():
-    found = []
-    for options in ({"wire_dtype": "bfloat16"}, {"compression": compression.Cast("bfloat16")}):
-        strategy = tf_dsgd.DownpourStrategy(simulated(), **options)
-        model = linear(strategy)
-        fit(model, dyadic(8))
-        found.append((strategy.algorithm.codec, model.get_weights()[0].tolist()))
-    assert found[0] == found[1]
+    """The numbers are test_downpour_numpy.py's."""
+    spelt = {"wire_dtype": "bfloat16"}, {"compression": compression.Cast("bfloat16")}
+    codecs = [tf_dsgd.DownpourStrategy(simulated(), **each).algorithm.codec for each in spelt]
+    assert codecs[0] == codecs[1]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -213,7 +207,7 @@ def test_a_lost_worker_takes_its_residual_along():
     assert 0 < np.abs(lost).max() <= np.abs(gradients(*data)).max() * 5
 
 
-@pytest.mark.parametrize("name", ["entropy", "power_sgd", "qsgd"])
+@pytest.mark.parametrize("name", ["entropy", "power_sgd"])
 def test_tables_travel_by_rows(name):
     """A row whose elements wait is fetched as the shard has it, though the worker has moved it."""
     strategy = tf_dsgd.DownpourStrategy(
