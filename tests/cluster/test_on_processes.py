@@ -20,7 +20,16 @@ def of(file, *names):
 
 # A test takes some seconds here, most of them the chief's, and arithmetic is as it is on threads:
 # of a function with parameters those run here whose messages, or whose variables, differ.
-ON_CLUSTER = ("backup", "call_sizes", "delay_tolerant", "pipelines", "shards", "tables", "wire")
+ON_CLUSTER = (
+    "backup",
+    "call_sizes",
+    "compression",
+    "delay_tolerant",
+    "pipelines",
+    "shards",
+    "tables",
+    "wire",
+)
 # Two workers: what every strategy owes to `fit`; closed forms, callbacks, what is special here.
 CONFORMANCE = ("tests/conformance",)
 AVERAGING = (

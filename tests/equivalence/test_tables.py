@@ -15,6 +15,7 @@ from tf_dsgd.strategies.blocks import Blocks
 from tf_dsgd.strategies.variable import Kind
 
 SPLIT = {"table/.*": tf_dsgd.Rows()}
+SGD = keras.optimizers.SGD
 ROWS, WIDTH = 31, 2
 
 
@@ -254,6 +255,23 @@ def test_one_worker_with_rows_on_three_shards_is_plain_keras():
         np.testing.assert_array_equal(a, b)
 
 
+def test_rows_are_rounded_as_other_weights_are():
+    """Messages as bfloat16: of dyadic numbers nothing is lost, so it is the same training."""
+    got = []
+    for options in ({}, {"compression": tf_dsgd.compression.Cast("bfloat16")}):
+        strategy = tf_dsgd.DownpourStrategy(local(), placement=SPLIT, **options)
+        with strategy.scope():
+            numbers = keras.Input((3,), dtype="int32")
+            rows = keras.layers.Embedding(ROWS, WIDTH, "zeros", name="table")(numbers)
+            built = keras.Model(numbers, keras.ops.sum(rows, axis=1))
+            built.compile(SGD(1.0), lambda _, y: -keras.ops.sum(y, axis=-1))
+        built.fit(ids(), targets(), batch_size=4, verbose=0)
+        got.append(built.get_weights()[0])
+    named = np.bincount(ids().ravel(), minlength=ROWS) / 4
+    np.testing.assert_array_equal(got[0], np.repeat(named[:, None], WIDTH, 1))
+    np.testing.assert_array_equal(got[1], got[0])
+
+
 def test_longer_periods_send_the_sum_of_rows_by_hand():
     """Nothing but a table, no local step: each message is the gradients at the rows of its time."""
     strategy = tf_dsgd.DownpourStrategy(local(), push_every=3, fetch_every=3, placement=SPLIT)
@@ -366,9 +384,6 @@ def refused(make, **options):
     return str(error.value)
 
 
-SGD = keras.optimizers.SGD
-
-
 @pytest.mark.parametrize(
     ("make", "options", "said"),
     [
@@ -381,6 +396,7 @@ SGD = keras.optimizers.SGD
         (lambda: SGD(global_clipnorm=1.0), {}, "global_clipnorm=1.0"),
         (SGD, {"embedding": {"embeddings_constraint": "non_neg"}}, "its constraint takes all"),
         (SGD, {"embedding": {"embeddings_regularizer": "l2"}}, "a regularizer"),
+        (SGD, {"compression": tf_dsgd.compression.Threshold(0.1)}, "keeps something of each"),
         (SGD, {"compiled": {"jit_compile": True}}, "jit_compile=True does not go with tables"),
         (SGD, {"placement": {"tabel/.*": tf_dsgd.Rows()}}, "tabel.*no variable has such a path"),
     ],

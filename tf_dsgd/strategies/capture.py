@@ -144,9 +144,10 @@ class Optimizers:
         self.for_shards: keras.optimizers.Optimizer | None = None
         self.lazy = False
 
-    def add(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Registers an optimizer; called when it creates its first variable."""
-        self._known.add(optimizer)
+    def note(self, creator: Any) -> None:
+        """Registers what creates a variable, if that is an optimizer."""
+        if isinstance(creator, keras.optimizers.Optimizer):
+            self._known.add(creator)
 
     def __contains__(self, optimizer: object) -> bool:
         return optimizer in self._known

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithm import Algorithm, Codec
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
 from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
+    codec,
     staleness_bound,
     staleness_factor,
 )
@@ -78,6 +79,9 @@ class SoftsyncStrategy(DistributedStrategy):
         sparse: what an update does with rows of an embedding that have no gradient; as of
             `DownpourStrategy`.
         placement: which tables are split by rows over the shards; as of `DownpourStrategy`.
+        compression: what a worker sends in place of a message's tensors: a codec of
+            `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. A
+            collection is a sum of what was decoded.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -109,6 +113,7 @@ class SoftsyncStrategy(DistributedStrategy):
         max_staleness: int | None = None,
         sparse: str = "dense",
         placement: Mapping[str, Rows] | str | None = None,
+        compression: Codec | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
@@ -116,7 +121,8 @@ class SoftsyncStrategy(DistributedStrategy):
         exchange = Periods(max_staleness=staleness_bound(max_staleness))
         server = CollectGradients(count, scaling)
         split = Patterns(placement)
-        super().__init__(cluster, Algorithm(AccrueGradient(rate=0.0), exchange, server))
+        local, messages = AccrueGradient(rate=0.0), codec(compression)
+        super().__init__(cluster, Algorithm(local, exchange, server, messages))
         self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

@@ -20,6 +20,7 @@ from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
+from tf_dsgd.strategies.refused import check_codec
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)
@@ -59,6 +60,7 @@ class TracedStep:
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
         self._trace(call)
+        check_codec(algorithm.codec, self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):
             # Now that the tables are known, trace again so that reading one copies nothing.

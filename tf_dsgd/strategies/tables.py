@@ -64,7 +64,8 @@ class Rows:
 class _NoCopy:
     """What a worker has of a part of a table: its shape. What is written there is dropped."""
 
-    def __init__(self, primary: tf.Variable):
+    def __init__(self, primary: tf.Variable, name: str):
+        self.name = name
         self.shape = primary.shape
         self.dtype = primary.dtype
 
@@ -92,7 +93,7 @@ class Part:
         self.dtype = primary.dtype
         self.name = f"{table.name}, rows of shard {shard}"
         self.distribute_strategy = table.distribute_strategy
-        self.template = _NoCopy(primary)
+        self.template = _NoCopy(primary, self.name)
         self._unique_id = _tf.unique_id(primary)
 
     def on_workers(self) -> Part:

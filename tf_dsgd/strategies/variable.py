@@ -247,6 +247,13 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         workers = range(self.distribute_strategy.num_workers)
         return np.stack([found.get(m, lost) for m in workers])
 
+    def note_first(self) -> None:
+        """Keeps the value that it was created with: a number, where it is one throughout."""
+        with tf.init_scope():
+            value = self.primary.numpy()
+        constant = value.size and (value == value.flat[0]).all()
+        self.first = value.flat[0] if constant else value
+
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
         return _initial(self.primary.numpy(), self.kind, self.owned_by_workers, worker, 0)
