@@ -174,6 +174,22 @@ def variable_being_created(initial_value: Any) -> tuple[keras.Variable, Any] | N
     return (variable, cells["initializer"]) if isinstance(variable, keras.Variable) else None
 
 
+def in_place_of(variable: keras.Variable) -> Any:
+    """What a `keras.Variable` holds (`_value`), not cast to the type a layer computes in."""
+    return variable._value
+
+
+def autocast(variable: Any, value: tf.Tensor) -> tf.Tensor:
+    """What was read of a `keras.Variable`, in the type that the layer computes in."""
+    return variable._maybe_autocast(value) if isinstance(variable, keras.Variable) else value
+
+
+def is_in_branch_or_loop() -> bool:
+    """Whether operations made now are of a branch of `tf.cond`, or in a loop. TF 2.21."""
+    graph = type(tf.compat.v1.get_default_graph()).__name__
+    return graph in ("CondBranchFuncGraph", "WhileBodyFuncGraph")
+
+
 def note_access(variable: Any) -> None:
     """Has gradient tapes watch what stands in a variable's place; they ask for its `handle`."""
     _tape.variable_accessed(variable)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests.equivalence import twin
-from tf_dsgd.strategies import lookups, tables
+from tf_dsgd.strategies import lookups, splitting, tables
 from tf_dsgd.strategies.blocks import Blocks
 from tf_dsgd.strategies.variable import Kind
 
@@ -89,6 +89,17 @@ def test_glorots_fans_are_those_of_the_whole_table(monkeypatch):
 def test_what_is_drawn_as_a_whole_is_refused():
     with pytest.raises(ValueError, match=r"draw each entry by itself.*Received:.*Orthogonal"):
         split(2, initializer="orthogonal")
+    with pytest.raises(ValueError, match=r"layer.set_weights.*Constant of shape \(31, 2\)"):
+        split(2, initializer=keras.initializers.Constant(np.ones((ROWS, WIDTH))))
+
+
+def test_tables_that_share_a_generator_begin_unlike():
+    shared = keras.random.SeedGenerator(1)
+    first, second = (
+        Blocks(keras.initializers.RandomUniform(seed=shared), (ROWS, WIDTH), "float32", "table")
+        for _ in range(2)
+    )
+    assert np.all(first.draw(tf.constant(0)).numpy() != second.draw(tf.constant(0)).numpy())
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
@@ -127,16 +138,16 @@ def test_ragged_ids_and_a_list_of_one_table():
 @pytest.mark.parametrize("number", [ROWS, -1, 2**31 - 1])
 def test_ids_that_no_row_has_are_refused_by_name(number):
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"The table table has rows 0 to 30. Received the ids"
+        tf.errors.InvalidArgumentError,
+        match=rf"The table table has rows 0 to 30. Received the ids.*\[{number}\]",
     ):
-        tf.gather(split(2), [3, number])
+        tf.gather(split(2), [*range(10), number])
 
 
 @pytest.mark.parametrize(
     "use",
     [
         lambda t: tf.matmul(tf.ones((1, ROWS)), t),
-        lambda t: t + 1.0,
         lambda t: t[3],
         lambda t: tf.reduce_sum(t),
         lambda t: tf.gather(t, [0], axis=1),
@@ -367,6 +378,53 @@ def test_resumed_is_uninterrupted(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+def test_a_lookup_outside_a_step_drains_first():
+    """In a loop of one's own: the rows are those that reading the table gives a moment later."""
+    strategy = tf_dsgd.DownpourStrategy(local(2), placement=SPLIT)
+    with strategy.scope():
+        built = model(SGD(0.1))
+    data = tf.data.Dataset.from_tensor_slices((ids(), targets())).batch(4)
+    tokens = strategy.experimental_distribute_dataset(data)
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((built(batch[0], training=True) - batch[1]) ** 2)
+        gradients = tape.gradient(loss, built.trainable_variables)
+        built.optimizer.apply(gradients, built.trainable_variables)
+        return loss
+
+    run = tf.function(lambda token: strategy.run(step, (token,)))
+    table = built.get_layer("table").embeddings
+    for number, token in enumerate(tokens):
+        run(token)
+        if number % 4 == 3:
+            looked_up = tf.gather(table, np.arange(ROWS)).numpy()
+            assert strategy.steps == number + 1
+            np.testing.assert_array_equal(looked_up, table.numpy())
+
+
+def test_a_layer_of_ones_own_under_mixed_precision():
+    """Keras casts what it reads of a weight; of a table what was looked up."""
+
+    class Rows(keras.layers.Layer):
+        def build(self, _):
+            self.table = self.add_weight(shape=(ROWS, WIDTH), name="rows", initializer="zeros")
+
+        def call(self, numbers):
+            rows = keras.ops.take(self.table, numbers, axis=0)
+            assert rows.dtype == tf.bfloat16
+            return keras.ops.sum(rows, axis=1)
+
+    strategy = tf_dsgd.DownpourStrategy(simulated(), placement={".*/rows": tf_dsgd.Rows()})
+    with strategy.scope():
+        numbers = keras.Input((3,), dtype="int32")
+        built = keras.Model(numbers, Rows(dtype="mixed_bfloat16")(numbers))
+        built.compile(SGD(1.0), lambda _, y: -keras.ops.sum(y, axis=-1))
+    built.fit(ids(), targets(), batch_size=4, verbose=0)
+    named = np.bincount(ids().ravel(), minlength=ROWS) / 4
+    np.testing.assert_array_equal(built.get_weights()[0], np.repeat(named[:, None], WIDTH, 1))
+
+
 # -- what is refused --------------------------------------------------------------------------
 
 
@@ -424,6 +482,46 @@ def test_workers_that_run_the_optimizer_have_whole_tables():
         tf_dsgd.DownpourStrategy(local(), local_rule="optimizer", placement=SPLIT)
 
 
+def test_what_is_said_where_a_step_cannot_train_a_table(tmp_path):
+    strategy = tf_dsgd.DownpourStrategy(local(2), placement=SPLIT)
+    with strategy.scope():
+        built = model(SGD(0.1))
+    with pytest.raises(TypeError, match=r"train_on_batch, and steps on batches of your own"):
+        built.train_on_batch(ids()[:4], targets()[:4])
+    with pytest.raises(ValueError, match=r"'table/embeddings' is split by rows.*\.keras file"):
+        built.export(tmp_path, verbose=False)
+    with pytest.raises(ValueError, match="Received: 2 workers"), strategy.recording():
+        pass
+
+
+def test_dense_gradients_and_lookups_in_loops_are_refused_by_name():
+    class Dense(keras.Model):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean((self(data[0]) - data[1]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            gradients = [tf.convert_to_tensor(g) for g in gradients]
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
+
+    class Looks(keras.layers.Embedding):
+        def call(self, numbers):
+            return tf.map_fn(super().call, numbers, fn_output_signature=tf.float32)
+
+    for kind, layer, said in (
+        (Dense, keras.layers.Embedding, "Received: SymbolicTensor"),
+        (keras.Model, Looks, "tf.map_fn or an RNN"),
+    ):
+        strategy = tf_dsgd.DownpourStrategy(simulated(), placement=SPLIT)
+        with strategy.scope():
+            numbers = keras.Input((3,), dtype="int32")
+            rows = layer(ROWS, WIDTH, name="table")(numbers)
+            built = kind(numbers, keras.ops.sum(rows, axis=1))
+            built.compile(SGD(0.1), "mse")
+        with pytest.raises(ValueError, match=said):
+            built.fit(ids()[:8], targets()[:8], batch_size=4, verbose=0)
+
+
 def test_what_has_no_rows_is_refused():
     strategy = tf_dsgd.DownpourStrategy(local(), placement={"dense/bias": tf_dsgd.Rows()})
     with strategy.scope(), pytest.raises(ValueError, match=r"splits 'dense/bias'.*shape \(2,\)"):
@@ -431,7 +529,7 @@ def test_what_has_no_rows_is_refused():
 
 
 def test_auto_splits_large_embeddings(monkeypatch):
-    monkeypatch.setattr(tables, "_AUTO", ROWS * WIDTH * 4)
+    monkeypatch.setattr(splitting, "_AUTO", ROWS * WIDTH * 4)
     strategy = tf_dsgd.DownpourStrategy(local(), placement="auto")
     with strategy.scope():
         large, small = model(SGD()), model(SGD(), rows=ROWS - 1)

@@ -146,7 +146,8 @@ class Program(Parts):
     ) -> list[_tf.BoundFunction]:
         """Local steps, and the delivery of what was collected before them, at the same time.
 
-        The two share no variable, so that TensorFlow does not order them.
+        The two share no variable, so that TensorFlow does not order them; but for tables of which
+        workers have no copy, where it does, and one waits for the other.
         """
 
         def ahead(*inputs: Any) -> list[tf.Tensor]:

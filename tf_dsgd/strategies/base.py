@@ -215,13 +215,13 @@ class DistributedStrategy(tf.distribute.Strategy):
             A list of entries as `SimulatedCluster` describes them, complete when the block ends.
 
         Raises:
-            ValueError: on a cluster of processes, where nobody sees the order on every shard.
+            ValueError: on a cluster of processes, where nobody sees the order on every shard, and
+                for several workers and tables that are split.
         """
         if not self.engine.can_record:
-            raise ValueError(
-                "A schedule can be recorded where workers are threads or simulated. "
-                f"Received: {self.cluster!r}."
-            )
+            said = "A schedule can be recorded where workers are threads or simulated. Received: "
+            raise ValueError(f"{said}{self.cluster!r}.")
+        self.placement.split.check_recorded(self.num_workers)
         self.settle()
         recorder = self.engine.recorder = Recorder(self.num_workers)
         try:

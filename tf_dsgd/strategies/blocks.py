@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 _MOST_ROWS = 65_536
@@ -52,6 +53,13 @@ class Blocks:
 
     def __init__(self, initializer: Any, shape: Sequence[int], dtype: str, name: str):
         axes = [getattr(initializer, f"{side}_axes", None) for side in ("input", "output")]
+        if isinstance(initializer, keras.initializers.Constant) and np.ndim(initializer.value):
+            raise ValueError(
+                f"The table {name!r} is split by rows and drawn block by block, and its "
+                "initializer holds all of it. Begin with zeros, and set the rows afterwards: "
+                f"layer.set_weights([matrix]). Received: {type(initializer).__name__} of shape "
+                f"{np.shape(initializer.value)}."
+            )
         if type(initializer) not in _BY_BLOCKS or axes != [None, None]:
             raise ValueError(
                 f"The table {name!r} is split by rows and drawn block by block, for which an "
@@ -88,7 +96,8 @@ def rows_of_block(shape: Sequence[int], dtype: tf.DType) -> int:
 def _seed_of(initializer: Any) -> int | None:
     seed = getattr(initializer, "seed", None)
     if isinstance(seed, keras.random.SeedGenerator):
-        seed = int(keras.ops.convert_to_numpy(seed.next())[0])
+        numbers = keras.ops.convert_to_numpy(seed.next())  # the generator's seed, and its count
+        seed = int(np.random.SeedSequence(numbers.ravel().tolist()).generate_state(1)[0])
     return None if seed is None else int(seed) % 2**32
 
 

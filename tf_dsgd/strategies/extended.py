@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_errors
-from tf_dsgd.strategies import lookups, tables
+from tf_dsgd.strategies import lookups, splitting, tables
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 
@@ -26,10 +26,10 @@ class Extended(_tf.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         beside = kwargs.pop("colocate_with", None)
         strategy = self._container_strategy()
-        if tables.wanted(strategy.placement.split, beside, kwargs):
+        if splitting.wanted(strategy.placement.split, beside, kwargs):
             lookups.answer()
             with strategy.engine.explained():
-                return strategy.adopt_table(tables.made(strategy, kwargs))
+                return strategy.adopt_table(splitting.made(strategy, kwargs))
         shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with strategy.engine.explained():
@@ -49,6 +49,8 @@ class Extended(_tf.StrategyExtended):
             return fn(*args, **kwargs)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if isinstance(var, tables.SplitTable):
+            var.check_in_step()
         if not isinstance(var, (ReplicaVariable, tables.SplitTable)):
             raise ValueError(
                 f"The variable {var.name!r} was created outside `strategy.scope()`, and its "

@@ -17,21 +17,32 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.strategies.tables import SplitTable
+from tf_dsgd.strategies.variable import current_trace
 
 
 def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     """Rows of a table, `[*ids.shape, *row]`, read where they are; their gradient is sparse.
 
-    Each row is read once, however often it is named, and without the lock of its shard.
+    Each row is read once, however often it is named, and without the lock of its shard. Outside a
+    step a drain comes first, as before any reading.
     """
+    trace = current_trace()
+    if trace is not None and trace.side == "worker" and _tf.is_in_branch_or_loop():
+        raise ValueError(
+            f"Rows of the table {table.name!r}, which is split by rows, are looked up within "
+            "tf.cond, a loop, tf.map_fn or an RNN, where TensorFlow has no gradient of it. Look "
+            "them up before it."
+        )
+    if trace is None and tf.executing_eagerly():
+        table.distribute_strategy.settle()
     _tf.note_access(table)
     row = table.shape.as_list()[1:]
     flat = tf.reshape(ids, [-1])
     shape = tf.concat([tf.shape(ids), row], 0)
-    in_table = tf.reduce_all((flat >= 0) & (flat < table.shape[0]))
+    in_table = (flat >= 0) & (flat < table.shape[0])
+    said = f"The table {table.name} has rows 0 to {table.shape[0] - 1}. Received the ids"
     check = tf.debugging.Assert(
-        in_table,
-        [f"The table {table.name} has rows 0 to {table.shape[0] - 1}. Received the ids", flat],
+        tf.reduce_all(in_table), [said, tf.boolean_mask(flat, tf.logical_not(in_table))]
     )
     with tf.control_dependencies([check] if check is not None else []):  # None: it ran eagerly
         flat = tf.identity(flat)
@@ -67,7 +78,7 @@ def _gathered(table: SplitTable, flat: tf.Tensor) -> tf.Tensor:
 
 
 def _table_of(value: Any) -> SplitTable | None:
-    value = value.value if isinstance(value, keras.Variable) else value
+    value = _tf.in_place_of(value) if isinstance(value, keras.Variable) else value
     return value if isinstance(value, SplitTable) else None
 
 
@@ -90,8 +101,8 @@ class _Lookup(_tf.OpDispatcher):
         if ids is None or any(v not in (None, 0) for v in (*args[2:], *options.values())):
             return self.NOT_SUPPORTED  # along another axis, with max_norm, batch_dims ...
         if isinstance(ids, tf.RaggedTensor):
-            return ids.with_flat_values(lookup(table, ids.flat_values))
-        return lookup(table, tf.convert_to_tensor(ids))
+            return ids.with_flat_values(_tf.autocast(params, lookup(table, ids.flat_values)))
+        return _tf.autocast(params, lookup(table, tf.convert_to_tensor(ids)))
 
 
 class _Shape(_tf.OpDispatcher):

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.strategies.tables import Patterns
+from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 

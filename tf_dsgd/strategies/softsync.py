@@ -18,7 +18,8 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.tables import Patterns, Rows
+from tf_dsgd.strategies.splitting import Patterns
+from tf_dsgd.strategies.tables import Rows
 
 
 class SoftsyncStrategy(DistributedStrategy):

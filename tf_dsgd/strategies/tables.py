@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -27,12 +25,10 @@ from tf_dsgd.arithmetic import merged_rows
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.blocks import Blocks, rows_of_block
-from tf_dsgd.strategies.variable import Kind, current_trace
+from tf_dsgd.strategies.variable import Kind, check_distributed, current_trace
 
 # A table of as many bytes is worth a line when all of it is read.
 _LARGE = 256_000_000
-# An embedding of as many bytes is split by `placement="auto"`.
-_AUTO = 100_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +140,31 @@ def _here(value: Any) -> tf.Tensor:
         return tf.constant(value)
 
 
+def _fill(parts: Sequence[tf.Variable], blocks: Blocks) -> None:
+    """Draws every block on every shard, all shards at once; each keeps the rows that are its own.
+
+    A block is drawn as often as there are shards, and so takes no longer than on one.
+    """
+    n = len(parts)
+
+    def fill(block: tf.Tensor) -> None:
+        for shard, part in enumerate(parts):
+            with tf.device(part.device):
+                first = block * blocks.rows
+                skipped = (shard - first) % n
+                begin = (first + skipped) // n
+                values = blocks.draw(block)[skipped::n]
+                values = values[: tf.maximum(int(part.shape[0]) - begin, 0)]
+                indices = begin + tf.range(tf.shape(values)[0])
+                part.scatter_update(tf.IndexedSlices(values, indices))
+
+    with tf.init_scope():
+        spec = tf.TensorSpec([], tf.int32)
+        filling = tf.function(fill, autograph=False).get_concrete_function(spec)
+        for block in range(blocks.number):
+            filling(_here(np.int32(block)))
+
+
 class SplitTable:
     """A table split by rows, in the place of a `tf.Variable` in a `keras.Variable`.
 
@@ -173,41 +194,21 @@ class SplitTable:
         self.dtype = tf.as_dtype(dtype)
         self.name = name
         self.kind = kind
-        self.hinted = False
         self._unique_id = f"table_{next(self._numbers)}"  # Keras finds slots by it
         devices = strategy.shard_devices
-        variables = [self._filled(s, devices, blocks) for s in range(len(devices))]
+        variables = [self._empty(s, device, len(devices)) for s, device in enumerate(devices)]
+        _fill(variables, blocks)
         self.primary = Whole(self.shape, self.dtype, variables)
         self.parts = [Part(self, s, variable) for s, variable in enumerate(variables)]
         self._tape_handle: tf.Variable | None = None
 
-    def _filled(self, shard: int, devices: Sequence[str], blocks: Blocks) -> tf.Variable:
-        """The rows of one shard, drawn there."""
-        n = len(devices)
-        rows = len(range(shard, int(self.shape[0]), n))
+    def _empty(self, shard: int, device: str, shards: int) -> tf.Variable:
+        """Zeros for the rows of one shard, made there."""
+        shape = [len(range(shard, int(self.shape[0]), shards)), *self.shape.as_list()[1:]]
         with tf.init_scope():
-            empty = tf.function(
-                lambda: tf.zeros([rows, *self.shape.as_list()[1:]], self.dtype), autograph=False
-            ).get_concrete_function()
-            part = _tf.make_variable_there(
-                empty, device=devices[shard], name=f"{self.name}_{shard}".replace("/", "_")
-            )
-
-            def fill(block: tf.Tensor) -> None:
-                with tf.device(devices[shard]):
-                    first = block * blocks.rows
-                    skipped = (shard - first) % n
-                    begin = (first + skipped) // n
-                    values = blocks.draw(block)[skipped::n]
-                    values = values[: tf.maximum(rows - begin, 0)]
-                    indices = begin + tf.range(tf.shape(values)[0])
-                    part.scatter_update(tf.IndexedSlices(values, indices))
-
-            spec = tf.TensorSpec([], tf.int32)
-            filling = tf.function(fill, autograph=False).get_concrete_function(spec)
-            for block in range(blocks.number):
-                filling(_here(np.int32(block)))
-        return part
+            zeros = tf.function(lambda: tf.zeros(shape, self.dtype), autograph=False)
+            name = f"{self.name}_{shard}".replace("/", "_")
+            return _tf.make_variable_there(zeros.get_concrete_function(), device=device, name=name)
 
     def is_on(self, shard: int) -> bool:
         """Whether a shard has a part of it: each has."""
@@ -241,8 +242,28 @@ class SplitTable:
                 )
         return self._tape_handle.handle
 
+    def check_in_step(self) -> None:
+        """Raises a TypeError where no shard's update is traced, as in `train_on_batch`."""
+        check_distributed()
+        if current_trace() is None:
+            raise TypeError(
+                f"The table {self.name!r} is split by rows, and workers train it: by fit, or "
+                "strategy.run on a distributed dataset. train_on_batch, and steps on batches of "
+                "your own, cannot."
+            )
+
     def split(self, gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-        """A gradient of the table as one of each part, each row once."""
+        """A gradient of the table as one of each part, each row once.
+
+        Raises:
+            ValueError: for a gradient of all rows.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            raise ValueError(
+                f"The table {self.name!r} is split by rows, and its gradient must be that of some "
+                "rows, a tf.IndexedSlices, as the tape gives it. Change its `values`, and not the "
+                f"tensor of all rows. Received: {type(gradient).__name__}."
+            )
         n = len(self.parts)
         rows = tf.cast(gradient.indices, tf.int64)
         merged = merged_rows(tf.IndexedSlices(gradient.values, rows, gradient.dense_shape))
@@ -279,17 +300,14 @@ class SplitTable:
                 f"The table {self.name!r} is split by rows, and was used as one tensor, as by a "
                 "matrix product or a regularizer. In a step read its rows, by "
                 "keras.layers.Embedding, keras.ops.take or tf.gather along axis 0; outside, read "
-                "it by numpy() or model.get_weights(). Else leave it out of `placement`."
+                "it by numpy() or model.get_weights(). Else leave it out of `placement`; "
+                'in place of "auto" give a dict.'
             )
         value = trace.view.read(self)
         return value if dtype is None else tf.cast(value, dtype)
 
     def __getitem__(self, key: Any) -> tf.Tensor:
         return self.__tf_tensor__()[key]
-
-    def value(self) -> tf.Tensor:
-        """As a tensor: within an update of some rows, these."""
-        return self.__tf_tensor__()
 
     def _write(self, method: str, value: Any) -> None:
         trace = current_trace()
@@ -323,6 +341,15 @@ class SplitTable:
 
     # -- outside ------------------------------------------------------------------------------
 
+    def _export_to_saved_model_graph(self, *arguments: Any, **options: Any) -> Any:
+        raise ValueError(
+            f"The table {self.name!r} is split by rows, and TensorFlow's own formats (SavedModel, "
+            "tf.train.Checkpoint) would need it as one variable. Save the model as a .keras file, "
+            "or its weights as .weights.h5; loaded outside of the scope it can be exported."
+        )
+
+    _serialize_to_tensors = _write_object_proto = _export_to_saved_model_graph
+
     def numpy(self) -> np.ndarray:
         """All rows at rest, after a drain, in a copy of this process."""
         size = self.shape.num_elements() * self.dtype.size
@@ -338,113 +365,3 @@ class SplitTable:
 
     def of_workers(self) -> None:
         """What workers keep of their own: nothing."""
-
-
-def _arithmetic(name: str) -> Any:
-    def operation(self: SplitTable, other: Any) -> tf.Tensor:
-        return getattr(self.__tf_tensor__(), name)(other)
-
-    return operation
-
-
-for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv"):
-    setattr(SplitTable, f"__{_name}__", _arithmetic(f"__{_name}__"))
-
-
-class Patterns:
-    """Which variables are split: `placement` of a strategy.
-
-    Args:
-        placement: regular expressions, each of which is to match a Keras path, whole or from one
-            of its names on, and where what matches goes; or "auto", for each
-            `keras.layers.Embedding` of 100 MB and more.
-
-    Raises:
-        TypeError, ValueError: for anything else, naming it.
-    """
-
-    def __init__(self, placement: Any):
-        self._auto = isinstance(placement, str) and placement == "auto"
-        placement = {} if placement is None or self._auto else placement
-        if not isinstance(placement, Mapping):
-            raise TypeError(
-                "placement must be a dict from regular expressions to tf_dsgd.Rows(), such as "
-                f'{{"users/.*": tf_dsgd.Rows()}}, or "auto". Received: {placement!r}.'
-            )
-        self._patterns: dict[str, re.Pattern[str]] = {}
-        for pattern, where in placement.items():
-            if not isinstance(pattern, str) or not isinstance(where, Rows):
-                raise TypeError(
-                    "placement must map regular expressions on Keras paths to tf_dsgd.Rows(). "
-                    f"Received: {pattern!r}: {where!r}."
-                )
-            try:
-                self._patterns[pattern] = re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"placement has {pattern!r}, which is no regular expression: {error}."
-                ) from error
-        self._unmatched = set(self._patterns)
-        self._seen: list[str] = []
-
-    def __bool__(self) -> bool:
-        return self._auto or bool(self._patterns)
-
-    def match(self, variable: keras.Variable, layer: Any) -> bool:
-        """Whether a variable that `layer` makes is split."""
-        self._seen.append(variable.path)
-        if self._auto and isinstance(layer, keras.layers.Embedding):
-            size = tf.TensorShape(variable.shape).num_elements()
-            return bool(size * tf.as_dtype(variable.dtype).size >= _AUTO)
-        names = variable.path.split("/")
-        ends = ["/".join(names[k:]) for k in range(len(names))]
-        found = [p for p, regex in self._patterns.items() if any(map(regex.fullmatch, ends))]
-        self._unmatched.difference_update(found)
-        return bool(found)
-
-    def check(self) -> None:
-        """Raises a ValueError if a pattern matched nothing by now."""
-        if self._unmatched:
-            raise ValueError(
-                f"placement has {sorted(self._unmatched)}, and no variable has such a path. A "
-                "pattern is to match a path whole, or from one of its names on; those made so far "
-                f"are {sorted(set(self._seen))}."
-            )
-
-
-def wanted(patterns: Patterns, beside: Any, options: Mapping[str, Any]) -> bool:
-    """Whether a variable that Keras makes is to be split.
-
-    Args:
-        patterns: which ones are.
-        beside: the weight whose slot it is, or None.
-        options: what it is made with.
-    """
-    created = _tf.variable_being_created(options.get("initial_value"))
-    creator = _tf.creating_object()
-    if isinstance(creator, keras.optimizers.Optimizer):
-        return isinstance(beside, SplitTable) and created is not None
-    if not patterns or created is None or not patterns.match(created[0], creator):
-        return False
-    variable = created[0]
-    rank, dtype = len(variable.shape), tf.as_dtype(variable.dtype)
-    if rank < 2 or not dtype.is_floating or not variable.trainable:
-        raise ValueError(
-            f"placement splits {variable.path!r} by rows, which must be a trainable table of "
-            "floats with rows. Received: "
-            f"shape {tuple(variable.shape)}, {dtype.name}, trainable={variable.trainable}."
-        )
-    return True
-
-
-def made(strategy: Any, options: Mapping[str, Any]) -> SplitTable:
-    """The table in place of a variable that `wanted` tells to split."""
-    created = _tf.variable_being_created(options["initial_value"])
-    if created is None:
-        raise ValueError("Only a variable that Keras makes by an initializer can be split.")
-    variable, initializer = created
-    of_optimizer = isinstance(_tf.creating_object(), keras.optimizers.Optimizer)
-    shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
-    blocks = Blocks(initializer, shape, dtype, variable.path)
-    kind = Kind.SLOT if of_optimizer else Kind.WEIGHT
-    return SplitTable(strategy, shape, dtype, variable.path, kind, blocks)

@@ -97,13 +97,12 @@ def check_split(
                 f"{said}; {option} of {optimizer.name!r} takes all rows. Leave it out, or leave "
                 f"the table out of `placement`. Received: {option}={value!r}."
             )
-    for option in ("constraint", "regularizer"):
-        value = getattr(variable, option, None)
-        if value is not None:
-            raise ValueError(
-                f"{said}; its {option} takes all rows. Leave it out, or leave the table out of "
-                f"`placement`. Received: {value!r}."
-            )
+    constraint = getattr(variable, "constraint", None)
+    if constraint is not None:
+        raise ValueError(
+            f"{said}; its constraint takes all rows. Leave it out, or leave the table out of "
+            f"`placement`. Received: {constraint!r}."
+        )
 
 
 class _View:

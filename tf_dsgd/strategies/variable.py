@@ -107,6 +107,19 @@ def given_what_is_not_distributed() -> Iterator[None]:
         _current.undistributed = False
 
 
+def check_distributed() -> None:
+    """Raises a ValueError in an optimizer's `apply` within `given_what_is_not_distributed`."""
+    if not _current.undistributed or _current.trace is not None:
+        return
+    if isinstance(_tf.creating_object(), keras.optimizers.Optimizer):  # in its `apply`
+        raise ValueError(
+            "strategy.run was given a batch of a dataset that is not distributed, and its "
+            "function trains: no worker would take part. Loop over "
+            "strategy.experimental_distribute_dataset(dataset), and pass its elements to "
+            "strategy.run."
+        )
+
+
 class ReplicaVariable(_tf.BaseResourceVariable):
     """A variable created in a strategy's scope.
 
@@ -351,8 +364,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if trace is not None and trace.view is not None and trace.view.has(self):
             trace.view.write(self, method, args[0] if args else kwargs["value"])
             return self
-        if _current.undistributed and trace is None:
-            self._check_distributed()
+        check_distributed()
         if trace is not None:
             trace.written[id(self)] = self
             if not method.startswith("scatter_"):
@@ -365,15 +377,6 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         elif self.kind is Kind.CONTROL:
             self._write_on_other_shards(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
-
-    def _check_distributed(self) -> None:
-        if isinstance(_tf.creating_object(), keras.optimizers.Optimizer):  # in its `apply`
-            raise ValueError(
-                "strategy.run was given a batch of a dataset that is not distributed, and its "
-                "function trains: no worker would take part. Loop over "
-                "strategy.experimental_distribute_dataset(dataset), and pass its elements to "
-                "strategy.run."
-            )
 
     def _write_on_other_shards(self, method: str, *args: Any, **kwargs: Any) -> None:
         """In a function of the caller's, such as `train_on_batch`; it may outlive this call."""
