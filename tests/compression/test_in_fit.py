@@ -146,6 +146,10 @@ def test_another_spelling_of_wire_dtype():
     spelt = {"wire_dtype": "bfloat16"}, {"compression": compression.Cast("bfloat16")}
     codecs = [tf_dsgd.DownpourStrategy(simulated(), **each).algorithm.codec for each in spelt]
     assert codecs[0] == codecs[1]
+    with pytest.raises(ValueError, match=r"Give one of the two.*'float16'.*OneBit\(\)"):
+        tf_dsgd.DownpourStrategy(
+            simulated(), wire_dtype="float16", compression=compression.OneBit()
+        )
 
 
 @pytest.mark.parametrize("name", ALL)
