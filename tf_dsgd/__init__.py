@@ -19,6 +19,7 @@ __all__ = [
     "LogNormal",
     "Pareto",
     "PeriodicAveragingStrategy",
+    "Rows",
     "SimulatedCluster",
     "Simulation",
     "SoftsyncStrategy",
@@ -46,3 +47,4 @@ else:
     from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
     from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
     from tf_dsgd.strategies.softsync import SoftsyncStrategy
+    from tf_dsgd.strategies.tables import Rows

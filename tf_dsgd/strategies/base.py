@@ -43,11 +43,13 @@ from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
+from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import (
     Kind,
     ReplicaVariable,
     given_what_is_not_distributed,
     is_moving_statistic,
+    kind_of,
 )
 
 
@@ -182,10 +184,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         return Ledger(shards[0].workers, shards)
 
     def residual(self) -> tuple[float, ...]:
-        """What each worker's codec holds back: the 2-norm of what it was given and has not sent.
+        """The 2-norm of what each worker's codec was given and has not sent, after a drain.
 
-        Drains, as reading a weight does. Gives a number per worker: 0 without such a codec, NaN for
-        a worker that is not there.
+        0 without such a codec, NaN for a worker that is not there.
         """
         self.settle()
         with self.engine.explained():
@@ -419,25 +420,25 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.used(self)
         self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
-        if isinstance(creator, keras.optimizers.Optimizer):
-            self._optimizers.add(creator)
-            kind = Kind.SLOT if primary.shape.rank else Kind.CONTROL
-        elif primary.synchronization == tf.VariableSynchronization.ON_READ:
-            kind = Kind.METRIC
-        elif isinstance(creator, keras.random.SeedGenerator):
-            kind = Kind.SEED
-        else:
-            kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
+        self._optimizers.note(creator)
+        kind = kind_of(primary, creator)
         variable = ReplicaVariable(self, primary, kind, shard)
         if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
             variable.layer = creator
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
-            with tf.init_scope():
-                value = primary.numpy()
-            constant = value.size and (value == value.flat[0]).all()
-            variable.first = value.flat[0] if constant else value
+            variable.note_first()
         self._checkpoint.add(variable, creator)
         return variable
+
+    def adopt_table(self, table: SplitTable) -> SplitTable:
+        """As `adopt`, of a table that is split."""
+        unused.used(self)
+        for part in table.parts:
+            self.placement.hold(part.shard, part.shape.num_elements() * part.dtype.size)
+        creator = _tf.creating_object()
+        self._optimizers.note(creator)
+        self._checkpoint.add(table, creator)
+        return table
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""

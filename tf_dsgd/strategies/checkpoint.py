@@ -30,6 +30,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.state import Replicated
+from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _OF_WORKERS = "_of_workers"
@@ -49,7 +50,7 @@ class Checkpoint:
         self._engine = engine
         self._kept = kept
         engine.store.first = self._first_of_cell
-        self._variables: list[tuple[str, weakref.ref[ReplicaVariable]]] = []
+        self._variables: list[tuple[str, weakref.ref[ReplicaVariable | SplitTable]]] = []
         self._numbers: collections.Counter[str] = collections.Counter()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._places = itertools.count()
@@ -58,7 +59,7 @@ class Checkpoint:
         self._metrics: dict[str, np.ndarray] = {}
         """Restored, of metrics, which `fit` resets before an epoch begins."""
 
-    def add(self, variable: ReplicaVariable, creator: Any = None) -> None:
+    def add(self, variable: ReplicaVariable | SplitTable, creator: Any = None) -> None:
         """Registers a new variable, which `creator` makes."""
         group = variable.kind.name.lower()
         if isinstance(creator, keras.optimizers.Optimizer):
@@ -74,7 +75,7 @@ class Checkpoint:
             self._check_variable(name, variable, mine)
             self._set(name, variable, mine)
 
-    def _all(self) -> Iterator[tuple[str, ReplicaVariable]]:
+    def _all(self) -> Iterator[tuple[str, Any]]:
         for name, reference in self._variables:
             variable = reference()
             if variable is not None:
@@ -132,7 +133,7 @@ class Checkpoint:
         arrays["handed_out"] = np.array(self._engine.handed_out, np.int64)
         return arrays | self._engine.state()
 
-    def _on_shards(self, variable: ReplicaVariable) -> np.ndarray:
+    def _on_shards(self, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
         shards = range(len(self._engine.shards))
@@ -180,9 +181,7 @@ class Checkpoint:
                 "saved, or start from the weights alone."
             )
 
-    def _check_variable(
-        self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]
-    ) -> None:
+    def _check_variable(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         shape, dtype = tuple(variable.shape.as_list()), np.dtype(variable.dtype.as_numpy_dtype)
         several = {
             name: shape or (len(self._engine.shards),),
@@ -219,7 +218,7 @@ class Checkpoint:
             cell.each(functools.partial(_assign_copy, value))
         self._waiting = {name: value for name, value in rest.items() if _is_variable(name)}
 
-    def _set(self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]) -> None:
+    def _set(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         dtype = variable.dtype.as_numpy_dtype
         with tf.init_scope():
             if name in arrays:

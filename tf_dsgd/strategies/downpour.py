@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,10 @@ class DownpourStrategy(DistributedStrategy):
             momentum all rows move, and each message costs the whole table. `"lazy"`: nothing; a
             message costs its rows. Under Adagrad, and SGD without momentum, both are the same
             numbers, at the cost of the rows.
+        placement: which weights are split by rows over the shards, so that no worker has a copy:
+            a dict from regular expressions, each of which matches the end of a weight's path from
+            one of its names on, to `tf_dsgd.Rows()`; or `"auto"`, each `keras.layers.Embedding` of
+            100 MB and more. See "Large tables" in the documentation for what can be split.
         compression: what a worker sends in place of a message's tensors: a codec of
             `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. What is
             fetched travels as it is (but for `Cast`).
@@ -164,6 +169,7 @@ class DownpourStrategy(DistributedStrategy):
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
@@ -184,7 +190,15 @@ class DownpourStrategy(DistributedStrategy):
                 'sparse="lazy" is for optimizers that run on shards; with local_rule="optimizer" '
                 "they run on workers, who send changes of whole tables. Leave one of the two out."
             )
+        split = Patterns(placement)
+        if split and local.sends == "update":
+            raise ValueError(
+                "placement splits tables whose optimizer runs on shards; with "
+                'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
+                "the two out."
+            )
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)
 

@@ -48,6 +48,13 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
     if not isinstance(codec, Lossy):
         return
     for application in applications:
+        tables = [weight.name for weight in application.weights if not weight.copied]
+        if tables and codec.keeps:
+            raise ValueError(
+                f"compression={codec!r} keeps something of each weight on each worker, and "
+                f"{tables[0]} is of a table that no worker has. Use tf_dsgd.compression.Cast, or "
+                "leave the table out of `placement`."
+            )
         if application.inner is not application.optimizer:
             raise ValueError(
                 f"compression={codec!r} does not go with {type(application.optimizer).__name__}, "

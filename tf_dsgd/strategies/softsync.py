@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 class SoftsyncStrategy(DistributedStrategy):
@@ -77,6 +78,7 @@ class SoftsyncStrategy(DistributedStrategy):
             bound workers do wait, for each other.
         sparse: what an update does with rows of an embedding that have no gradient; as of
             `DownpourStrategy`.
+        placement: which tables are split by rows over the shards; as of `DownpourStrategy`.
         compression: what a worker sends in place of a message's tensors: a codec of
             `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. A
             collection is a sum of what was decoded.
@@ -110,6 +112,7 @@ class SoftsyncStrategy(DistributedStrategy):
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = "inverse",
         max_staleness: int | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
@@ -117,7 +120,9 @@ class SoftsyncStrategy(DistributedStrategy):
         scaling = staleness_factor(staleness_scaling)
         exchange = Periods(max_staleness=staleness_bound(max_staleness))
         server = CollectGradients(count, scaling)
+        split = Patterns(placement)
         local, messages = AccrueGradient(rate=0.0), codec(compression)
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

@@ -111,7 +111,7 @@ class TracedStep:
         self.outputs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
-            self.weights = [v for a in self.applications for v in a.replicas]
+            self.weights = [v for a in self.applications for v in a.weights]
             _warn_of_order(self.applications)
             _check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
@@ -120,6 +120,7 @@ class TracedStep:
             self._keep_optimizers_state()
             self.sparse = [False] * len(self.weights)
         self._check_written()
+        self._check_tables()
         _check_foreign(self.function.graph)
 
     def _metrics_shown(self) -> list[ReplicaVariable]:
@@ -181,6 +182,16 @@ class TracedStep:
                     "would stay on one worker. Use local_rule='optimizer', which sends the change "
                     "of the weights, or create the variable with trainable=False."
                 )
+
+    def _check_tables(self) -> None:
+        self._steps.distribute_strategy.placement.split.check()
+        tables = [v.name for v in self.weights if not v.copied]
+        if tables and self.compiled:
+            raise ValueError(
+                "jit_compile=True does not go with tables that are split by rows: XLA compiles "
+                "nothing that is on several devices, or as large as the ids of a mini-batch have "
+                f"it. Leave one of the two out. Received: {tables[0]}."
+            )
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Outputs in the structure that the user's step returned."""
@@ -278,8 +289,8 @@ class TracedStep:
         for application in self.applications:
             variables = [
                 v
-                for v, replica in zip(application.variables, application.replicas, strict=True)
-                if shard is None or replica.shard == shard
+                for v, weight in zip(application.variables, application.weights, strict=True)
+                if shard is None or weight.shard == shard
             ]
             parts.append((application, [next(rest) for _ in variables], variables))
         return parts
