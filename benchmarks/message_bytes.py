@@ -4,7 +4,7 @@
     python -m tf_dsgd.launch --workers 2 --ps 1 benchmarks/message_bytes.py --epochs 2
 
 A network 64-512-512-10 (relu) on scikit-learn's handwritten digits, SGD, Downpour with periods
-of 4. In this process four simulated workers train it, for each codec from the same weights in the
+of 2. In this process four simulated workers train it, for each codec from the same weights in the
 same order, and the bytes of what `encode` gives are counted. On a cluster of processes the bytes
 are those that the kernel has counted on the connections from workers to ps tasks (`ss`), less what
 they are with messages of nothing: headers, calls, heartbeats.
@@ -32,7 +32,7 @@ import tf_dsgd
 from tf_dsgd import compression
 from tf_dsgd.algorithm import Codec
 
-WORKERS, PERIOD, BATCH = 4, 4, 32
+WORKERS, PERIOD, BATCH = 4, 2, 32
 CODECS = {
     "none": Codec(),
     "Cast, bfloat16": compression.Cast("bfloat16"),
@@ -155,8 +155,8 @@ def on_cluster(codec, epochs):
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--only", default="", help="a part of the codecs' names")
     arguments = parser.parse_args()
     names = [name for name in CODECS if arguments.only in name]

@@ -228,7 +228,10 @@ def test_what_is_not_finite_is_refused_and_not_kept(name, value):
     worker = Place([np.zeros((6, 4), "float32")])
     g = np.ones((6, 4), "float32")
     g[2, 1] = value
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not finite.*cannot send it"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=r"weight 0, of the shape \(6, 4\), is not finite.*cannot send it",
+    ):
         codec.encode(worker, 0, tf.constant(g))
     assert all(np.isfinite(np.asarray(cell)).all() for cell in worker._cells.values())
 

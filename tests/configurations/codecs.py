@@ -18,10 +18,6 @@ def clip(value):
     return compression.Threshold(0.5, clip=value)
 
 
-def both(dtype):
-    return tf_dsgd.DownpourStrategy(LOCAL, wire_dtype=dtype, compression=compression.OneBit())
-
-
 RULES = [
     Rule(
         "compression of Downpour is a codec or None",
@@ -38,14 +34,6 @@ RULES = [
         GOOD,
         ("compression must be a codec of tf_dsgd.compression", "Threshold(0.002)", "None"),
         error=TypeError,
-    ),
-    Rule(
-        "wire_dtype and compression are not given both",
-        both,
-        st.sampled_from(["bfloat16", "float16"]),
-        [None],
-        ("Give one of the two", "OneBit()"),
-        few=True,
     ),
     Rule(
         "tau is a number above 0 and finite",

@@ -21,21 +21,22 @@ class Memory:
     def __init__(self, worker: algorithm.Worker, index: int, rows: tf.Tensor | None):
         self.weight = worker.weights[index]
         self.dtype = tf.float32 if self.weight.dtype.size < 4 else self.weight.dtype
-        self._worker, self._index, self._rows = worker, index, rows
+        self.index = index
+        self._worker, self._rows = worker, rows
 
     def read(self, name: str) -> tf.Tensor:
         """The cell, or its rows."""
-        cell = self._worker.cell(name, self._index, dtype=self.dtype)
+        cell = self._worker.cell(name, self.index, dtype=self.dtype)
         return cell.read_value() if self._rows is None else cell.sparse_read(self._rows)
 
     def write(self, name: str, value: tf.Tensor) -> None:
         """cell := value, or its rows."""
         rows = value if self._rows is None else tf.IndexedSlices(value, self._rows)
-        arithmetic.write(self._worker.cell(name, self._index, dtype=self.dtype), rows)
+        arithmetic.write(self._worker.cell(name, self.index, dtype=self.dtype), rows)
 
     def whole(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
         """A cell of another shape and type, one for all rows."""
-        return self._worker.cell(name, self._index, shape=shape, dtype=dtype)
+        return self._worker.cell(name, self.index, shape=shape, dtype=dtype)
 
     def as_applied(self, value: tf.Tensor) -> tf.Tensor:
         """What the shard makes of it: rounded to the weight's type, where that has fewer bits."""
@@ -71,9 +72,9 @@ class Lossy(algorithm.Codec, abc.ABC):
     def _checked(self, memory: Memory, value: tf.Tensor) -> tf.Tensor:
         """The value, as it is computed with; what is not finite would stay in a residual."""
         message = (
-            f"A gradient of {memory.weight.name} is not finite, or its square is not, and {self!r} "
-            "cannot send it. Lower the learning rate, clip gradients (clipnorm), or train without "
-            "compression"
+            f"A gradient of weight {memory.index}, of the shape {memory.weight.shape}, is not "
+            f"finite, or its square is not, and {self!r} cannot send it. Lower the learning rate, "
+            "clip gradients (clipnorm), or train without compression"
         )
         value = tf.cast(value, memory.dtype)
         # One pass over the elements, a fifth of what it costs to look at each.
