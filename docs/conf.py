@@ -22,7 +22,14 @@ import tf_dsgd
 NAVIGATION = {
     "Train": ["getting_started", "data", "callbacks", "staleness_monitor"],
     "On which machines": ["gpu", "jit_compile", "cluster", "averaging_callback", "simulator"],
-    "Which algorithm": ["downpour", "staleness", "optimizers", "averaging", "which_period"],
+    "Which algorithm": [
+        "downpour",
+        "staleness",
+        "optimizers",
+        "averaging",
+        "which_period",
+        "batch_methods",
+    ],
     "Extend": ["writing_an_algorithm", "architecture", "how_fit_reaches_the_workers"],
     "Results": ["reproduced", "reproduced_averaging"],
     "Reference": ["api", "glossary", "waits", "references"],

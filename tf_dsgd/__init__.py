@@ -19,6 +19,7 @@ __all__ = [
     "LogNormal",
     "Pareto",
     "PeriodicAveragingStrategy",
+    "SandblasterStrategy",
     "SimulatedCluster",
     "Simulation",
     "SoftsyncStrategy",
@@ -44,4 +45,5 @@ else:
     from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
     from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
     from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
+    from tf_dsgd.strategies.sandblaster import SandblasterStrategy
     from tf_dsgd.strategies.softsync import SoftsyncStrategy

@@ -41,7 +41,10 @@ class Vectors(Protocol):
     """What holds the vectors: shards, or NumPy arrays in a test."""
 
     def moved(self) -> bool:
-        """Whether the weights are no longer where the last iteration left them."""
+        """Whether the weights are no longer where the last iteration left them.
+
+        Asked first: what an iteration that was not finished has left is forgotten.
+        """
 
     def begin(self) -> None:
         """What was evaluated last, at the weights as they are, is where the iteration begins."""
@@ -152,7 +155,7 @@ class BatchMethod:
         are, and 0 for where the direction begins.
         """
         evaluations = 0
-        if self._at is None or vectors.moved():
+        if vectors.moved() or self._at is None:
             self._begin_anew(vectors, (yield None))
             evaluations = 1
         for restarts in (0, 1):

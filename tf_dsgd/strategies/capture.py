@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient, merged_rows
+from tf_dsgd.strategies.objective import Objective
 from tf_dsgd.strategies.touched_rows import by_rows, check_lazy_options
 from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
 
@@ -117,12 +118,14 @@ class Optimizers:
         for_shards: the one among them that `Shard.optimize` applies where the compiled optimizer
             runs on workers; None where shards apply the compiled one, or none.
         lazy: whether a shard's update of a table leaves rows alone that have no gradient.
+        objective: what adds up losses and gradients over examples, where that is what counts.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet = weakref.WeakSet()
         self.for_shards: keras.optimizers.Optimizer | None = None
         self.lazy = False
+        self.objective: Objective | None = None
 
     def add(self, optimizer: keras.optimizers.Optimizer) -> None:
         """Registers an optimizer; called when it creates its first variable."""
@@ -152,6 +155,8 @@ class Optimizers:
                     applications.append(_noted(_optimizer, gradients, variables, clip, in_parts))
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+                if self.objective is not None:
+                    stack.enter_context(self.objective.noting(optimizer))
             yield applications
 
 
