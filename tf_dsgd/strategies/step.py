@@ -18,9 +18,9 @@ from tf_dsgd.engine.running import Resets
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch, with_none
-from tf_dsgd.strategies.objective import check_compiled, check_repeatable
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
+from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)
