@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=200)
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--problems", default="synthetic,digits")
+    parser.add_argument("--only", default="", help="contenders whose names have this")
     options = parser.parse_args()
     print(runs.heading(runs.provenance()))
     header = ["problem", "", "seconds", "seconds, warm", "passes or epochs", "beside SciPy"]
@@ -232,6 +233,7 @@ def main() -> None:
         for module, kind in (("torch", "torch"), ("tensorflow_probability", "probability")):
             if importlib.util.find_spec(module) is not None:
                 specs[module] = {**size, "kind": kind}
+        specs = runs.chosen(specs, options.only, "SciPy L-BFGS-B")
         results = runs.interleaved("sandblaster.py", specs, options.repetitions)
         for name in specs:
             rows.append(

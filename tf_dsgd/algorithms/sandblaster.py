@@ -35,9 +35,19 @@ class SumGradient(AccrueGradient):
     fetch_every: int = _WHOLE_PASS
 
 
-def once_per_evaluation() -> algorithm.ExchangeRule:
-    """A worker fetches as a pass over the data begins, and sends as it ends."""
-    return algorithm.ExchangeRule(_WHOLE_PASS, _WHOLE_PASS)
+@dataclasses.dataclass(frozen=True)
+class OncePerEvaluation(algorithm.ExchangeRule):
+    """A worker fetches as a pass over the data begins, and sends as it ends.
+
+    Meanwhile it takes `at_once` portions at a time, so that the others have the rest.
+    """
+
+    push_every: int = _WHOLE_PASS
+    fetch_every: int = _WHOLE_PASS
+    at_once: int = 1
+
+    def steps_to_event(self, step: int) -> int:
+        return min(self.at_once, super().steps_to_event(step))
 
 
 @dataclasses.dataclass(frozen=True)

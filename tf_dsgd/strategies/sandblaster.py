@@ -7,12 +7,15 @@ from typing import Any
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.batch_methods import Iteration, Settings
 from tf_dsgd.algorithms.directions import METHODS
-from tf_dsgd.algorithms.sandblaster import AddUp, SumGradient, once_per_evaluation
+from tf_dsgd.algorithms.sandblaster import AddUp, OncePerEvaluation, SumGradient
 from tf_dsgd.checks import integer, one_of, positive_int, real
+from tf_dsgd.cluster import resolve
 from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.objective import Objective
 
+# To a worker in another process, where a call takes some milliseconds whatever is in it.
+_PORTIONS_A_CALL = 4
 _LINE_SEARCHES = ("wolfe", "armijo")
 
 
@@ -116,7 +119,9 @@ class SandblasterStrategy(DistributedStrategy):
                 f'lead downhill. Use line_search="wolfe", or method="lbfgs". Received: method='
                 f"{method!r}, line_search={line_search!r}."
             )
-        super().__init__(cluster, Algorithm(SumGradient(), once_per_evaluation(), AddUp()))
+        cluster = resolve(cluster)
+        exchange = OncePerEvaluation(at_once=_PORTIONS_A_CALL if cluster.runs_pipelines else 1)
+        super().__init__(cluster, Algorithm(SumGradient(), exchange, AddUp()))
         objective = Objective(self)
         self._optimizers.objective = objective
         self._iterations = Iterations(self.engine, settings, objective)
