@@ -16,9 +16,13 @@ import tf_dsgd
 from tf_dsgd import _tf
 
 
-def round_of(period, batch):
+def round_of(period, batch, tau):
     """A strategy that has trained a small network, and one round's batches."""
-    strategy = tf_dsgd.DownpourStrategy(push_every=period, fetch_every=period)
+    strategy = tf_dsgd.DownpourStrategy(
+        push_every=period,
+        fetch_every=period,
+        compression=tau and tf_dsgd.compression.Threshold(tau, entropy=True),
+    )
     with strategy.scope():
         model = keras.Sequential(
             [
@@ -56,8 +60,9 @@ def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--period", type=int, default=20)
+    parser.add_argument("--tau", type=float, help="the threshold of compressed messages")
     arguments = parser.parse_args()
-    strategy, inputs = round_of(arguments.period, 64)
+    strategy, inputs = round_of(arguments.period, 64, arguments.tau)
     function = strategy.engine.program.round_on[0]
     graphs = _tf.partitions(function, strategy.engine.store.worker_devices[0], inputs)
     print("| from | to | type | operation |\n|---|---|---|---|")

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tests.configurations import arguments, simulated, starting, tf_config
+from tests.configurations import arguments, codecs, simulated, starting, tf_config
 from tests.configurations.rule import check_refused
 from tf_dsgd.launch import server as serve
 
-TABLE = [*tf_config.RULES, *starting.RULES, *simulated.RULES, *arguments.RULES]
+TABLE = [*tf_config.RULES, *starting.RULES, *simulated.RULES, *arguments.RULES, *codecs.RULES]
 RULES = {rule.sentence: rule for rule in TABLE}
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "LogNormal",
     "Pareto",
     "PeriodicAveragingStrategy",
+    "Rows",
     "SandblasterStrategy",
     "SimulatedCluster",
     "Simulation",
@@ -26,6 +27,7 @@ __all__ = [
     "Straggler",
     "TFCluster",
     "callbacks",
+    "compression",
     "faults",
     "gpu",
     "optimizers",
@@ -37,7 +39,7 @@ if _requirements.is_program():
     _requirements.check_installed()  # importing TensorFlow and Keras takes 5 s
 else:
     _requirements.check()  # first: it says what is missing
-    from tf_dsgd import callbacks, gpu, optimizers
+    from tf_dsgd import callbacks, compression, gpu, optimizers
     from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
     from tf_dsgd.simulation import faults
     from tf_dsgd.simulation.delays import Exponential, LogNormal, Pareto, Straggler
@@ -47,3 +49,4 @@ else:
     from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
     from tf_dsgd.strategies.sandblaster import SandblasterStrategy
     from tf_dsgd.strategies.softsync import SoftsyncStrategy
+    from tf_dsgd.strategies.tables import Rows

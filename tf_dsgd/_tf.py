@@ -32,6 +32,10 @@ from tensorflow.python.distribute import input_lib as _input_lib
 # The eager context tells whether devices are initialised, which no public call does. TF 2.21.
 from tensorflow.python.eager import context as _context
 
+# Gradient tapes watch variables, and what stands in a variable's place only if they are told of it;
+# else there is no gradient, without a word. TF 2.21.
+from tensorflow.python.eager import tape as _tape
+
 # A variable whose handle depends on who is traced needs the base class that implements all
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
@@ -70,6 +74,12 @@ def _here(value: Any, dtype: Any = None) -> tf.Tensor:
     """
     with tf.device(None), tf.device("CPU:0"):
         return tf.convert_to_tensor(value() if callable(value) else value, dtype)
+
+
+def make_variable_there(value: Callable[[], tf.Tensor], *, device: str, name: str) -> Any:
+    """As `make_variable`, of a value that a `tf.function` makes on the device and nowhere else."""
+    with tf.init_scope(), tf.device(device):
+        return _resource_variable_ops.ResourceVariable(value, trainable=False, name=name)
 
 
 class SizeChangingVariable:
@@ -148,6 +158,30 @@ def creating_object() -> Any:
     stack = _keras_state.get_global_attribute("name_scope_stack")
     return stack[-1].caller if stack else None
 
+
+def variable_being_created(initial_value: Any) -> tuple[keras.Variable, Any] | None:
+    """The `keras.Variable` for which a variable is made, and its initializer, if that is known.
+
+    They are in the closure that Keras passes as the initial value, and calling it would make the
+    value (`Variable._initialize_with_initializer`). Keras 3.15.1.
+    """
+    closure = getattr(initial_value, "__closure__", None)
+    if not closure:
+        return None
+    names = initial_value.__code__.co_freevars
+    cells = {name: cell.cell_contents for name, cell in zip(names, closure, strict=True)}
+    variable = cells.get("self")
+    return (variable, cells["initializer"]) if isinstance(variable, keras.Variable) else None
+
+
+def note_access(variable: Any) -> None:
+    """Has gradient tapes watch what stands in a variable's place; they ask for its `handle`."""
+    _tape.variable_accessed(variable)
+
+
+OpDispatcher = tf.__internal__.dispatch.OpDispatcher
+"""What TensorFlow asks where an operation cannot take an argument: the lookup of rows of a table
+that is no tensor. Overriding a layer would serve that layer only. TF 2.21."""
 
 ITERATOR_OF_FIT = "iterator"
 """The local name by which Keras's `fit` has the iterator that it trains on. Keras 3.15.1."""
@@ -335,6 +369,11 @@ def set_initial_epoch(model: keras.Model, epoch: int) -> None:
 def built_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The weights an optimizer was built for; used where `apply` is called without variables."""
     return list(optimizer._trainable_variables)
+
+
+def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
+    """Whether an optimizer's weight decay takes in a weight (`_use_weight_decay`)."""
+    return bool(optimizer.weight_decay) and optimizer._use_weight_decay(variable)
 
 
 def slot_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:

@@ -89,6 +89,14 @@ class Codec:
     """As `LocalRule.repeatable`: False where `encode` keeps something on the worker, as a residual.
     A worker that is lost takes it along."""
 
+    held_back: str | None = None
+    """The worker's cell of what was to be sent and was not yet; None where nothing is held back."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """All cells in which `encode` keeps something; they stay over drains, and are saved."""
+        return () if self.held_back is None else (self.held_back,)
+
     def encode(self, worker: Worker, index: int, tensor: Gradient) -> list[Gradient]:
         """What is sent in place of a message's tensor; called once for each message."""
         return [tensor]

@@ -21,7 +21,13 @@ pytestmark = pytest.mark.slow
 OFTEN = {"downpour_3_5", "downpour_bounded", "softsync", "downpour_adaptive_revision"}
 OFTEN |= {"averaging", "averaging_each_step", "elastic"}
 GROUPS = {
-    "downpour": ["downpour", "downpour_3_5", "downpour_update", "downpour_bounded"],
+    "downpour": [
+        "downpour",
+        "downpour_3_5",
+        "downpour_update",
+        "downpour_bounded",
+        "downpour_threshold",
+    ],
     "server": [
         "softsync",
         "softsync_bounded",

@@ -38,6 +38,8 @@ NOT_HERE = {
     "them, and an optimizer plays no part: tests/keras_api/test_batch_methods.py",
 }
 
+THRESHOLD = tf_dsgd.compression.Threshold(3.0, entropy=True)
+
 # A name to a function from a cluster to a strategy. The first is the default one.
 CONFIGURATIONS = {
     "downpour": _downpour(),
@@ -48,6 +50,7 @@ CONFIGURATIONS = {
     "downpour_own_rate": _downpour(push_every=2, fetch_every=2, local_rule=tf_dsgd.LocalSGD(0.01)),
     "downpour_scaled": _downpour(staleness_scaling="inverse"),
     "downpour_bfloat16": _downpour(wire_dtype="bfloat16"),
+    "downpour_threshold": _downpour(push_every=2, fetch_every=2, compression=THRESHOLD),
     "downpour_warm": _downpour(warm_start_steps=10),
     "downpour_bounded": _downpour(push_every=2, fetch_every=2, max_staleness=1),
     "softsync": _softsync(gradients_per_update=3),

@@ -8,7 +8,14 @@ import pytest
 import tf_dsgd
 from tests.packaging.repository import ROOT
 
-MODULES = [tf_dsgd, tf_dsgd.callbacks, tf_dsgd.optimizers, tf_dsgd.gpu, tf_dsgd.faults]
+MODULES = [
+    tf_dsgd,
+    tf_dsgd.callbacks,
+    tf_dsgd.compression,
+    tf_dsgd.optimizers,
+    tf_dsgd.gpu,
+    tf_dsgd.faults,
+]
 PUBLIC = [
     (f"{module.__name__}.{name}", getattr(module, name))
     for module in MODULES
@@ -30,10 +37,9 @@ def defined_in(module):
 
 
 def test_public_names_are_all_seen():
-    assert {module.__name__ for module in MODULES} >= {
-        f"tf_dsgd.{name}" for name in ("callbacks", "optimizers", "gpu", "simulation.faults")
-    }
-    assert len(PUBLIC) == sum(len(module.__all__) for module in MODULES) - 4  # the four modules
+    names = ("callbacks", "compression", "optimizers", "gpu", "simulation.faults")
+    assert {module.__name__ for module in MODULES} >= {f"tf_dsgd.{name}" for name in names}
+    assert len(PUBLIC) == sum(len(module.__all__) for module in MODULES) - 5  # the five modules
     # What other parts of the package use of these modules, and users do not.
     assert defined_in(tf_dsgd.gpu) - set(tf_dsgd.gpu.__all__) == {"configure_by_default"}
     assert defined_in(tf_dsgd.faults) - set(tf_dsgd.faults.__all__) == {"checked"}

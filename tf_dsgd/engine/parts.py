@@ -115,7 +115,8 @@ class Parts:
         self.row_logs = {
             i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
-            if step.sparse[i] and not shards[v.shard].lock_free  # two notes at once would lose rows
+            if step.sparse[i] and v.copied and not shards[v.shard].lock_free
+            # Without the lock two notes at once would lose rows.
         }
 
     def _merged_as(self, variable: Any) -> Merged:
@@ -405,6 +406,8 @@ class Parts:
         self, view: ShardView, worker: tf.Tensor, n: int, i: int, rows: tf.Tensor | None
     ) -> Gradient:
         """What a fetch gives of weight `i`, the shard's `n`-th."""
+        if not self.step.weights[i].copied:
+            return self._no_rows(i)
         answer = self.step.on_shard(view.index, lambda: self._server.answer(view, worker, n))
         if answer is not None:
             return answer
@@ -413,6 +416,12 @@ class Parts:
             return primary.read_value()
         shape = tf.constant(primary.shape.as_list())
         return tf.IndexedSlices(primary.sparse_read(rows), rows, shape)
+
+    def _no_rows(self, i: int) -> tf.IndexedSlices:
+        """What a fetch gives of a weight of which workers have no copy."""
+        shape = self.step.weights[i].shape.as_list()
+        none = tf.zeros([0, *shape[1:]], self.step.weights[i].dtype)
+        return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape))
 
     def _ask(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Who fetches: the worker, who that is to the server rule, its last message's number."""

@@ -131,6 +131,10 @@ class Store:
         self._all: list[Replicated] = []
         self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
         self._cells: dict[Any, Replicated] = {}
+        self.kept: dict[str, dict[str, Replicated]] = {}
+        """What codecs keep on workers, by the weight's id and the cell's name."""
+        self.first: Callable[[str, str], np.ndarray | None] = lambda weight, name: None
+        """Of such a cell that is not made yet what each worker's begins with, if not zeros."""
         self._bound: list[weakref.WeakSet[_WorkerFunction]] = [
             weakref.WeakSet() for _ in worker_devices
         ]
@@ -199,6 +203,35 @@ class Store:
                 self._cells[key] = make()
         return self._cells[key]
 
+    def kept_cell(
+        self, key: tuple[str, str, tf.DType], zeros: np.ndarray, shape: tf.TensorShape
+    ) -> Replicated:
+        """As `cell`, for what a codec keeps; a worker that comes back begins with zeros."""
+        name, weight, dtype = key
+        first = self.first(weight, name) if key not in self._cells else None
+        begins = {} if first is None else dict(enumerate(first))
+
+        def make() -> Replicated:
+            return self.replicate(
+                lambda m: begins.pop(m, zeros), dtype=dtype, shape=shape, name=name
+            )
+
+        cell = self.cell(key, make)
+        self.kept.setdefault(weight, {})[name] = cell
+        return cell
+
+    def norms(self, name: str | None) -> tuple[float, ...]:
+        """Each worker's 2-norm of what it keeps in all cells of this name; NaN if it is not there.
+
+        Computed there: of each cell a number travels.
+        """
+        squares = np.where(self.present, 0.0, np.nan)
+        for cells in self.kept.values():
+            if name in cells:
+                found = cells[name].each(_squares)
+                squares += [found.get(m, np.nan) for m in range(self.num_workers)]
+        return tuple(np.sqrt(squares).tolist())
+
     def bind(self, concrete: Any) -> list[_tf.BoundFunction]:
         """One callable per worker from a function traced with one worker's variables."""
         captures = concrete.captured_inputs
@@ -263,6 +296,12 @@ class Store:
             copy.assign(clock)
 
         self.clock.each(number)
+
+
+def _squares(worker: int, copy: tf.Variable) -> float:
+    """The sum of a copy's squares."""
+    with tf.device(copy.device):
+        return float(tf.reduce_sum(tf.square(tf.cast(copy, tf.float64))))
 
 
 class _WorkerFunction(_tf.BoundFunction):

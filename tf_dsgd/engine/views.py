@@ -36,19 +36,21 @@ class WorkerView:
         weight = self._program.step.weights[index]
         shape = weight.shape if shape is None else tf.TensorShape(shape)
         dtype = dtype or weight.dtype
+        store = self._program.store
+        key = (name, _tf.unique_id(weight), dtype)
+        zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
+        if name in self._program.algorithm.codec.keeps:
+            return store.kept_cell(key, zeros, shape).template
 
         def make() -> Replicated:
             if copy_weight:
                 copies = weight.on_workers().copies
-                return self._program.store.replicate(
+                return store.replicate(
                     lambda m: copies[m].read_value(), dtype=dtype, shape=shape, name=name
                 )
-            zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
-            return self._program.store.replicate(
-                lambda _: zeros, dtype=dtype, shape=shape, name=name
-            )
+            return store.replicate(lambda _: zeros, dtype=dtype, shape=shape, name=name)
 
-        return self._program.store.cell((name, _tf.unique_id(weight), dtype), make).template
+        return store.cell(key, make).template
 
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[index]

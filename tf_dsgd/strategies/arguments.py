@@ -7,8 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd import compression as codecs
+from tf_dsgd.algorithm import Codec
 from tf_dsgd.algorithms.downpour import inverse_staleness
-from tf_dsgd.checks import integer
+from tf_dsgd.checks import integer, one_of
 
 # Staleness at which a scaling is tried before training: all that a few workers have, and some more.
 _TRIED = (*range(65), 100, 1000, 10_000)
@@ -17,6 +19,28 @@ _TRIED = (*range(65), 100, 1000, 10_000)
 def staleness_bound(value: Any) -> int | None:
     """`max_staleness`: an integer of at least 0, or None."""
     return None if value is None else integer("max_staleness", value, 0, ", or None")
+
+
+def codec(compression: Any, wire_dtype: Any = None) -> Codec:
+    """The codec that `compression`, or its older spelling `wire_dtype`, stands for."""
+    if wire_dtype is not None:
+        one_of("wire_dtype", wire_dtype, ("bfloat16", "float16"), "None")
+        if compression is not None:
+            raise ValueError(
+                f"wire_dtype={wire_dtype!r} is compression=tf_dsgd.compression.Cast({wire_dtype!r})"
+                f". Give one of the two. Received: wire_dtype={wire_dtype!r}, "
+                f"compression={compression!r}."
+            )
+        return codecs.Cast(wire_dtype)
+    if compression is None:
+        return Codec()
+    if not isinstance(compression, Codec):
+        names = ", ".join(sorted(codecs.__all__))
+        raise TypeError(
+            f"compression must be a codec of tf_dsgd.compression ({names}), as "
+            f"tf_dsgd.compression.Threshold(0.002), or None. Received: {compression!r}."
+        )
+    return compression
 
 
 def staleness_factor(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:

@@ -34,20 +34,22 @@ from tf_dsgd.strategies.building import build_without_call
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
-from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull, sample
 from tf_dsgd.strategies.description import describe
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
-from tf_dsgd.strategies.refused import check_dataset, check_step
+from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
+from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import (
     Kind,
     ReplicaVariable,
     given_what_is_not_distributed,
     is_moving_statistic,
+    kind_of,
 )
 
 
@@ -83,7 +85,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.placement = Placement(self.num_shards)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
-        self._checkpoint = Checkpoint(self.engine)
+        self._checkpoint = Checkpoint(self.engine, algorithm.codec.keeps)
         self.passes = Passes()
         self._optimizers = Optimizers()
         with self.engine.explained():
@@ -115,11 +117,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.made(self)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "num_workers" in kwargs:
-            raise TypeError(
-                f"{cls.__name__} has no argument 'num_workers'; its cluster knows that number: "
-                f"{cls.__name__}(tf_dsgd.LocalCluster(num_workers={kwargs['num_workers']!r}))."
-            )
+        check_arguments(cls, kwargs)
         return super().__new__(cls)
 
     # -- what users read --------------------------------------------------------------------
@@ -184,6 +182,15 @@ class DistributedStrategy(tf.distribute.Strategy):
             sent = self.engine.messages_sent()
             shards = tuple(shard.ledger(sent) for shard in self._shards)
         return Ledger(shards[0].workers, shards)
+
+    def residual(self) -> tuple[float, ...]:
+        """The 2-norm of what each worker's codec was given and has not sent, after a drain.
+
+        0 without such a codec, NaN for a worker that is not there.
+        """
+        self.settle()
+        with self.engine.explained():
+            return self.engine.store.norms(self.algorithm.codec.held_back)
 
     def shards(self) -> tuple[ShardInfo, ...]:
         """Where the variables are: for each shard its device, and what it holds.
@@ -304,7 +311,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
         """Reduces what `run` gave. Of a token: a sample batch's types, for the symbolic build."""
         if isinstance(value, Token):
-            return tf.nest.map_structure(_sample, value.element_spec)
+            return tf.nest.map_structure(sample, value.element_spec)
         return super().reduce(reduce_op, value, axis)
 
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -413,25 +420,25 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.used(self)
         self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
-        if isinstance(creator, keras.optimizers.Optimizer):
-            self._optimizers.add(creator)
-            kind = Kind.SLOT if primary.shape.rank else Kind.CONTROL
-        elif primary.synchronization == tf.VariableSynchronization.ON_READ:
-            kind = Kind.METRIC
-        elif isinstance(creator, keras.random.SeedGenerator):
-            kind = Kind.SEED
-        else:
-            kind = Kind.WEIGHT if primary.trainable else Kind.STATISTIC
+        self._optimizers.note(creator)
+        kind = kind_of(primary, creator)
         variable = ReplicaVariable(self, primary, kind, shard)
         if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
             variable.layer = creator
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
-            with tf.init_scope():
-                value = primary.numpy()
-            constant = value.size and (value == value.flat[0]).all()
-            variable.first = value.flat[0] if constant else value
+            variable.note_first()
         self._checkpoint.add(variable, creator)
         return variable
+
+    def adopt_table(self, table: SplitTable) -> SplitTable:
+        """As `adopt`, of a table that is split."""
+        unused.used(self)
+        for part in table.parts:
+            self.placement.hold(part.shard, part.shape.num_elements() * part.dtype.size)
+        creator = _tf.creating_object()
+        self._optimizers.note(creator)
+        self._checkpoint.add(table, creator)
+        return table
 
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
@@ -491,10 +498,3 @@ class DistributedStrategy(tf.distribute.Strategy):
     def restore_metrics(self) -> None:
         """Gives metrics, which `fit` has reset since, the values that were restored."""
         self._checkpoint.restore_metrics()
-
-
-def _sample(spec: Any) -> Any:
-    """What a symbolic build needs of one component of a batch: shape and type."""
-    if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)):
-        return None
-    return tf.TensorSpec(spec.shape, spec.dtype)

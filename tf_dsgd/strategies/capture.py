@@ -28,8 +28,9 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient, merged_rows
 from tf_dsgd.strategies.objective import Objective
-from tf_dsgd.strategies.touched_rows import by_rows, check_lazy_options
-from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
+from tf_dsgd.strategies.tables import SplitTable
+from tf_dsgd.strategies.touched_rows import by_rows, check_lazy_options, check_split
+from tf_dsgd.strategies.variable import current_trace
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
@@ -43,11 +44,11 @@ class Application:
     """As the user's step passed them: Keras variables, or the optimizer's own list."""
     gradients: list[Gradient]
     clipped: bool = False
+    weights: list[Any] = dataclasses.field(default_factory=list)
+    """The strategy's variables behind them, or, of a table that is split, its parts."""
 
-    @property
-    def replicas(self) -> list[ReplicaVariable]:
-        """The strategy's variables behind them."""
-        return [v.value if isinstance(v, keras.Variable) else v for v in self.variables]
+    def __post_init__(self) -> None:
+        self.weights = self.weights or [_behind(v) for v in self.variables]
 
     @property
     def inner(self) -> keras.optimizers.Optimizer:
@@ -70,11 +71,30 @@ class Application:
         with contextlib.ExitStack() as stack:
             if self.clipped:
                 stack.enter_context(_no_clipping(self.inner))
-            stack.enter_context(
-                _tf.restricted(self.inner, lambda v: getattr(v, "value", v).shard == shard)
-            )
+            stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
             stack.enter_context(by_rows(self.inner, lazy))
             self.optimizer.apply(gradients, list(variables))
+
+
+def _behind(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _split(application: Application) -> Application:
+    """With each gradient of a table that is split as one for each part."""
+    variables: list[Any] = []
+    gradients: list[Gradient] = []
+    weights: list[Any] = []
+    for variable, gradient in zip(application.variables, application.gradients, strict=True):
+        table = _behind(variable)
+        split = isinstance(table, SplitTable)
+        parts = table.parts if split else [table]
+        variables += [variable] * len(parts)
+        gradients += table.split(gradient) if split else [gradient]
+        weights += parts
+    return dataclasses.replace(
+        application, variables=variables, gradients=gradients, weights=weights
+    )
 
 
 def _all_or_none(gradients: Sequence[Gradient]) -> list[Gradient]:
@@ -127,9 +147,10 @@ class Optimizers:
         self.lazy = False
         self.objective: Objective | None = None
 
-    def add(self, optimizer: keras.optimizers.Optimizer) -> None:
-        """Registers an optimizer; called when it creates its first variable."""
-        self._known.add(optimizer)
+    def note(self, creator: Any) -> None:
+        """Registers what creates a variable, if that is an optimizer."""
+        if isinstance(creator, keras.optimizers.Optimizer):
+            self._known.add(creator)
 
     def __contains__(self, optimizer: object) -> bool:
         return optimizer in self._known
@@ -152,7 +173,9 @@ class Optimizers:
                 def note(
                     gradients: Any, variables: Any = None, _optimizer: Any = optimizer
                 ) -> None:
-                    applications.append(_noted(_optimizer, gradients, variables, clip, in_parts))
+                    applications.append(
+                        _noted(_optimizer, gradients, variables, clip, in_parts, self.lazy)
+                    )
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
                 if self.objective is not None:
@@ -161,7 +184,7 @@ class Optimizers:
 
 
 def _noted(
-    optimizer: Any, gradients: Any, variables: Any, clip: bool, in_parts: bool
+    optimizer: Any, gradients: Any, variables: Any, clip: bool, in_parts: bool, lazy: bool
 ) -> Application:
     if variables is None:
         if not optimizer.built:
@@ -195,10 +218,13 @@ def _noted(
             f"ps task, or clipnorm. Received: global_clipnorm={inner.global_clipnorm}, "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
         )
-    clip = clip or (in_parts and inner.global_clipnorm is not None)
+    tables = [v for v in application.variables if isinstance(_behind(v), SplitTable)]
+    for variable in tables:
+        check_split(inner, variable, lazy)
+    clip = clip or bool(tables) or (in_parts and inner.global_clipnorm is not None)
     if clip and not inner.gradient_accumulation_steps:
         if any(getattr(inner, name) is not None for name in _CLIPPING):
             application.gradients = [_each_row_once(g) for g in application.gradients]
             application.gradients = _tf.clip(inner, application.gradients)
             application.clipped = True
-    return application
+    return _split(application)

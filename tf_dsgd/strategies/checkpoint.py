@@ -6,6 +6,7 @@
 - `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th
   optimizer, as the shards have it (a scalar: as each shard has it, `[shards]`);
 - the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
+- `KIND_n_CELL_of_workers`: what each worker's codec keeps for it, as a residual;
 - `virtual_seconds`, `delays`: a simulated cluster's clock, and where its delays go on.
 
 Variables are known by the order in which they are made, which is the script's. What belongs to one
@@ -15,7 +16,9 @@ that is made only as training begins waits until then.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import re
 import weakref
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -24,18 +27,30 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
+from tf_dsgd.engine.state import Replicated
+from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _OF_WORKERS = "_of_workers"
+_CELL = re.compile(r"(?:[a-z]+|optimizer_\d+)_\d+_([a-z]+)_of_workers$")
+"""The names of what codecs keep."""
 
 
 class Checkpoint:
-    """Takes and sets the state of a strategy, which must be at rest."""
+    """Takes and sets the state of a strategy, which must be at rest.
 
-    def __init__(self, engine: Engine):
+    Args:
+        engine: what runs its workers.
+        kept: names of the cells that its codec keeps on workers.
+    """
+
+    def __init__(self, engine: Engine, kept: Collection[str] = ()):
         self._engine = engine
-        self._variables: list[tuple[str, weakref.ref[ReplicaVariable]]] = []
+        self._kept = kept
+        engine.store.first = self._first_of_cell
+        self._variables: list[tuple[str, weakref.ref[ReplicaVariable | SplitTable]]] = []
         self._numbers: collections.Counter[str] = collections.Counter()
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._places = itertools.count()
@@ -44,7 +59,7 @@ class Checkpoint:
         self._metrics: dict[str, np.ndarray] = {}
         """Restored, of metrics, which `fit` resets before an epoch begins."""
 
-    def add(self, variable: ReplicaVariable, creator: Any = None) -> None:
+    def add(self, variable: ReplicaVariable | SplitTable, creator: Any = None) -> None:
         """Registers a new variable, which `creator` makes."""
         group = variable.kind.name.lower()
         if isinstance(creator, keras.optimizers.Optimizer):
@@ -60,7 +75,7 @@ class Checkpoint:
             self._check_variable(name, variable, mine)
             self._set(name, variable, mine)
 
-    def _all(self) -> Iterator[tuple[str, ReplicaVariable]]:
+    def _all(self) -> Iterator[tuple[str, Any]]:
         for name, reference in self._variables:
             variable = reference()
             if variable is not None:
@@ -91,7 +106,23 @@ class Checkpoint:
                 arrays[name] = self._on_shards(variable)
             if workers is not None:
                 arrays[name + _OF_WORKERS] = workers
+        for name, cell in self._cells():
+            found = cell.read()
+            zeros = np.zeros_like(cell.template)  # what a worker that is not there begins with
+            arrays[name] = np.stack([found.get(m, zeros) for m in range(self._engine.num_workers)])
         return arrays | self._waiting
+
+    def _cells(self) -> Iterator[tuple[str, Replicated]]:
+        """What the codec keeps on workers, by its name here."""
+        kept = self._engine.store.kept
+        for name, variable in self._all():
+            for cell, replicated in kept.get(_tf.unique_id(variable), {}).items():
+                yield f"{name}_{cell}{_OF_WORKERS}", replicated
+
+    def _first_of_cell(self, weight: str, cell: str) -> np.ndarray | None:
+        """What was restored of one that is made now."""
+        names = [name for name, variable in self._all() if _tf.unique_id(variable) == weight]
+        return self._waiting.pop(f"{names[0]}_{cell}{_OF_WORKERS}", None) if names else None
 
     def _counts(self) -> dict[str, np.ndarray]:
         """All but variables."""
@@ -102,7 +133,7 @@ class Checkpoint:
         arrays["handed_out"] = np.array(self._engine.handed_out, np.int64)
         return arrays | self._engine.state()
 
-    def _on_shards(self, variable: ReplicaVariable) -> np.ndarray:
+    def _on_shards(self, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
         shards = range(len(self._engine.shards))
@@ -133,11 +164,24 @@ class Checkpoint:
         for name, variable in self._all():
             if variable.kind is not Kind.METRIC:
                 self._check_variable(name, variable, arrays)
+        for name, cell in self._cells():
+            if name in arrays:
+                shape = (self._engine.num_workers, *cell.template.shape)
+                _check_alike(name, arrays[name], shape, cell.template.dtype.as_numpy_dtype)
+        self._check_kept(arrays)
         self._engine.check(arrays)
 
-    def _check_variable(
-        self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]
-    ) -> None:
+    def _check_kept(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """What a codec has held back is a part of the training: it is not left out unsaid."""
+        found = {match[1] for match in map(_CELL.match, arrays) if match}
+        if found - set(self._kept):
+            raise ValueError(
+                f"This state has what compression keeps on workers: {sorted(found)}. This strategy "
+                f"keeps {sorted(self._kept)}. Restore it with the `compression` with which it was "
+                "saved, or start from the weights alone."
+            )
+
+    def _check_variable(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         shape, dtype = tuple(variable.shape.as_list()), np.dtype(variable.dtype.as_numpy_dtype)
         several = {
             name: shape or (len(self._engine.shards),),
@@ -169,9 +213,12 @@ class Checkpoint:
                 self._metrics |= mine
             else:
                 self._set(name, variable, mine)
+        for name, cell in self._cells():
+            value = rest.pop(name, np.zeros([engine.num_workers, *cell.template.shape]))
+            cell.each(functools.partial(_assign_copy, value))
         self._waiting = {name: value for name, value in rest.items() if _is_variable(name)}
 
-    def _set(self, name: str, variable: ReplicaVariable, arrays: Mapping[str, np.ndarray]) -> None:
+    def _set(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         dtype = variable.dtype.as_numpy_dtype
         with tf.init_scope():
             if name in arrays:
@@ -195,6 +242,10 @@ class Checkpoint:
             return
         for name, variable in metrics:
             self._set(name, variable, arrays)
+
+
+def _assign_copy(values: np.ndarray, worker: int, copy: tf.Variable) -> None:
+    copy.assign(values[worker])
 
 
 def _is_variable(name: str) -> bool:

@@ -462,3 +462,10 @@ class TokenDataset(_tf.DistributedDataset):
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)
+
+
+def sample(spec: Any) -> Any:
+    """What a symbolic build needs of one component of a batch: shape and type."""
+    if isinstance(spec, (tf.OptionalSpec, tf.NoneTensorSpec)):
+        return None
+    return tf.TensorSpec(spec.shape, spec.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tf_dsgd.algorithm import Codec
+
 
 def describe(strategy: Any) -> str:
     """Workers, shards, rules and what was counted so far; training is not waited for."""
@@ -13,6 +15,7 @@ def describe(strategy: Any) -> str:
         *_shards(strategy),
         ("on workers", _rule(strategy.algorithm.local)),
         ("exchange", _rule(strategy.algorithm.exchange)),
+        *_messages(strategy.algorithm.codec),
         ("on shards", _rule(strategy.algorithm.on_shards)),
         *_counts(strategy),
     ]
@@ -29,6 +32,11 @@ def _shards(strategy: Any) -> list[tuple[str, str]]:
         )
         for index, shard in enumerate(shards)
     ]
+
+
+def _messages(codec: Any) -> list[tuple[str, str]]:
+    """Nothing where they travel as they are."""
+    return [] if type(codec) is Codec else [("messages", repr(codec))]
 
 
 def _counts(strategy: Any) -> list[tuple[str, str]]:

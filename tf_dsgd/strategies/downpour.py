@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -12,13 +12,14 @@ from tf_dsgd.algorithm import Algorithm, Codec, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.checks import integer, one_of, positive_int, real
-from tf_dsgd.compression.cast import Cast
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
+    codec,
     staleness_bound,
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,13 +119,21 @@ class DownpourStrategy(DistributedStrategy):
             worker is not waited for, and a worker that joins starts from the slowest one's count.
         wire_dtype: type in which floating-point weights and gradients travel between workers and
             shards: `"bfloat16"` or `"float16"` halve the bytes of float32, and round; None for the
-            variables' own. Shards keep and update weights in their own type.
+            variables' own. Shards keep and update weights in their own type. Another spelling of
+            `compression=tf_dsgd.compression.Cast(...)`.
         warm_start_steps: mini-batches that worker 0 does alone before the others join; at least 0.
         sparse: what an update does with rows of an embedding that have no gradient. `"dense"`: what
             the compiled optimizer does with a gradient of zero, as plain Keras: under Adam or
             momentum all rows move, and each message costs the whole table. `"lazy"`: nothing; a
             message costs its rows. Under Adagrad, and SGD without momentum, both are the same
             numbers, at the cost of the rows.
+        placement: which weights are split by rows over the shards, so that no worker has a copy:
+            a dict from regular expressions, each of which matches the end of a weight's path from
+            one of its names on, to `tf_dsgd.Rows()`; or `"auto"`, each `keras.layers.Embedding` of
+            100 MB and more. See "Large tables" in the documentation for what can be split.
+        compression: what a worker sends in place of a message's tensors: a codec of
+            `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. What is
+            fetched travels as it is (but for `Cast`).
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -160,10 +169,11 @@ class DownpourStrategy(DistributedStrategy):
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | str | None = None,
+        compression: Codec | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
-        if wire_dtype is not None:
-            one_of("wire_dtype", wire_dtype, ("bfloat16", "float16"), "None")
+        messages = codec(compression, wire_dtype)
         exchange = Periods(
             push_every=positive_int("push_every", push_every),
             fetch_every=positive_int("fetch_every", fetch_every),
@@ -175,13 +185,20 @@ class DownpourStrategy(DistributedStrategy):
         server: ServerRule = (
             AddUpdate(scaling) if local.sends == "update" else CompiledOptimizer(scaling)
         )
-        codec = Codec() if wire_dtype is None else Cast(wire_dtype)
         if lazy and local.sends == "update":
             raise ValueError(
                 'sparse="lazy" is for optimizers that run on shards; with local_rule="optimizer" '
                 "they run on workers, who send changes of whole tables. Leave one of the two out."
             )
-        super().__init__(cluster, Algorithm(local, exchange, server, codec))
+        split = Patterns(placement)
+        if split and local.sends == "update":
+            raise ValueError(
+                "placement splits tables whose optimizer runs on shards; with "
+                'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
+                "the two out."
+            )
+        super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_errors
+from tf_dsgd.strategies import lookups, tables
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 
@@ -25,6 +26,10 @@ class Extended(_tf.StrategyExtended):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         beside = kwargs.pop("colocate_with", None)
         strategy = self._container_strategy()
+        if tables.wanted(strategy.placement.split, beside, kwargs):
+            lookups.answer()
+            with strategy.engine.explained():
+                return strategy.adopt_table(tables.made(strategy, kwargs))
         shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with strategy.engine.explained():
@@ -33,7 +38,7 @@ class Extended(_tf.StrategyExtended):
             return strategy.adopt(primary, shard)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        if not isinstance(colocate_with_variable, ReplicaVariable):
+        if not isinstance(colocate_with_variable, (ReplicaVariable, tables.SplitTable)):
             raise ValueError(
                 f"The variable {colocate_with_variable.name!r} was created outside "
                 "`strategy.scope()`. Create the model inside the scope."
@@ -44,7 +49,7 @@ class Extended(_tf.StrategyExtended):
             return fn(*args, **kwargs)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
-        if not isinstance(var, ReplicaVariable):
+        if not isinstance(var, (ReplicaVariable, tables.SplitTable)):
             raise ValueError(
                 f"The variable {var.name!r} was created outside `strategy.scope()`, and its "
                 "optimizer inside. Create both inside the scope."

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.strategies.tables import Patterns
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 
@@ -25,6 +26,8 @@ class Placement:
     """Balances the shards by bytes."""
 
     def __init__(self, num_shards: int):
+        self.split = Patterns(None)
+        """Which tables are split by rows."""
         self._bytes = [0] * num_shards
         self._variables = [0] * num_shards
 

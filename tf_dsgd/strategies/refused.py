@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tf_dsgd._requirements import installed
+from tf_dsgd.algorithm import Codec
+from tf_dsgd.compression.lossy import Lossy
+from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
-from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
+
+
+def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Names what a strategy does not take, and where it is.
+
+    Raises:
+        TypeError: for an argument that another one, or a cluster, has.
+    """
+    name, taken = strategy.__name__, inspect.signature(strategy).parameters
+    if "num_workers" in given:
+        raise TypeError(
+            f"{name} has no argument 'num_workers'; its cluster knows that number: "
+            f"{name}(tf_dsgd.LocalCluster(num_workers={given['num_workers']!r}))."
+        )
+    if "compression" in given and "compression" not in taken:
+        raise TypeError(
+            f"{name} has no argument 'compression': its workers send weights, and weights of which "
+            "a part is missing are another model. Use tf_dsgd.DownpourStrategy or "
+            "tf_dsgd.SoftsyncStrategy, whose workers send gradients or changes. "
+            f"Received: compression={given['compression']!r}."
+        )
+
+
+def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
+    """Whether gradients for these optimizers, which run on shards, can be compressed.
+
+    Raises:
+        ValueError: if they can't.
+    """
+    if not isinstance(codec, Lossy):
+        return
+    for application in applications:
+        tables = [weight.name for weight in application.weights if not weight.copied]
+        if tables and codec.keeps:
+            raise ValueError(
+                f"compression={codec!r} keeps something of each weight on each worker, and "
+                f"{tables[0]} is of a table that no worker has. Use tf_dsgd.compression.Cast, or "
+                "leave the table out of `placement`."
+            )
+        if application.inner is not application.optimizer:
+            raise ValueError(
+                f"compression={codec!r} does not go with {type(application.optimizer).__name__}, "
+                "which looks for gradients that are not finite, and those cannot be compressed. "
+                'Use local_rule="optimizer", under which each worker looks at its own, or '
+                'compression=tf_dsgd.compression.Cast("bfloat16"), or another dtype policy.'
+            )
+        if codec.held_back is not None and isinstance(application.inner, DelayTolerantOptimizer):
+            raise ValueError(
+                f"{type(application.inner).__name__} corrects a message for the delay of its "
+                f"gradients, and compression={codec!r} sends what it held back of older ones, too. "
+                "Use tf_dsgd.compression.QSGD or Cast, which hold nothing back, or another "
+                "optimizer."
+            )
 
 
 def check_dataset(dataset: Any) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithm import Algorithm, Codec
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
 from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
+    codec,
     staleness_bound,
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.tables import Patterns, Rows
 
 
 class SoftsyncStrategy(DistributedStrategy):
@@ -76,6 +78,10 @@ class SoftsyncStrategy(DistributedStrategy):
             bound workers do wait, for each other.
         sparse: what an update does with rows of an embedding that have no gradient; as of
             `DownpourStrategy`.
+        placement: which tables are split by rows over the shards; as of `DownpourStrategy`.
+        compression: what a worker sends in place of a message's tensors: a codec of
+            `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. A
+            collection is a sum of what was decoded.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -106,12 +112,17 @@ class SoftsyncStrategy(DistributedStrategy):
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = "inverse",
         max_staleness: int | None = None,
         sparse: str = "dense",
+        placement: Mapping[str, Rows] | str | None = None,
+        compression: Codec | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
         scaling = staleness_factor(staleness_scaling)
         exchange = Periods(max_staleness=staleness_bound(max_staleness))
         server = CollectGradients(count, scaling)
-        super().__init__(cluster, Algorithm(AccrueGradient(rate=0.0), exchange, server))
+        split = Patterns(placement)
+        local, messages = AccrueGradient(rate=0.0), codec(compression)
+        super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

@@ -20,6 +20,7 @@ from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
+from tf_dsgd.strategies.refused import check_codec
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
@@ -60,6 +61,7 @@ class TracedStep:
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
         self._trace(call)
+        check_codec(algorithm.codec, self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):
             # Now that the tables are known, trace again so that reading one copies nothing.
@@ -112,7 +114,7 @@ class TracedStep:
         self.outputs = [tf.TensorSpec(t.shape, t.dtype) for t in outputs]
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
-            self.weights = [v for a in self.applications for v in a.replicas]
+            self.weights = [v for a in self.applications for v in a.weights]
             _warn_of_order(self.applications)
             _check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
@@ -124,6 +126,7 @@ class TracedStep:
         if self._optimizers.objective is not None and self.applications:
             check_compiled(self._model, self.applications)
             check_repeatable(self._model, self._worker.written.values(), self.function.graph)
+        self._check_tables()
         _check_foreign(self.function.graph)
 
     def _metrics_shown(self) -> list[ReplicaVariable]:
@@ -185,6 +188,16 @@ class TracedStep:
                     "would stay on one worker. Use local_rule='optimizer', which sends the change "
                     "of the weights, or create the variable with trainable=False."
                 )
+
+    def _check_tables(self) -> None:
+        self._steps.distribute_strategy.placement.split.check()
+        tables = [v.name for v in self.weights if not v.copied]
+        if tables and self.compiled:
+            raise ValueError(
+                "jit_compile=True does not go with tables that are split by rows: XLA compiles "
+                "nothing that is on several devices, or as large as the ids of a mini-batch have "
+                f"it. Leave one of the two out. Received: {tables[0]}."
+            )
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Outputs in the structure that the user's step returned."""
@@ -282,8 +295,8 @@ class TracedStep:
         for application in self.applications:
             variables = [
                 v
-                for v, replica in zip(application.variables, application.replicas, strict=True)
-                if shard is None or replica.shard == shard
+                for v, weight in zip(application.variables, application.weights, strict=True)
+                if shard is None or weight.shard == shard
             ]
             parts.append((application, [next(rest) for _ in variables], variables))
         return parts

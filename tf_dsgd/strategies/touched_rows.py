@@ -70,6 +70,42 @@ def check_lazy_options(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
+def check_split(
+    optimizer: keras.optimizers.Optimizer, variable: keras.Variable, lazy: bool
+) -> None:
+    """Raises a ValueError for what cannot act on a table by rows."""
+    name = getattr(variable, "path", variable.name)
+    said = f"The table {name!r} is split by rows, and its update is that of the rows in a message"
+    if isinstance(optimizer, DelayTolerantOptimizer):
+        raise ValueError(
+            f"{said}; {type(optimizer).__name__} would keep the whole table once more for each "
+            "worker. Use one of Keras's optimizers, or leave the table out of `placement`."
+        )
+    if not keeps_still(optimizer):
+        if not lazy:
+            raise ValueError(
+                f"{said}; {type(optimizer).__name__} changes rows without a gradient, too. With "
+                'sparse="lazy" it leaves them alone, which is another rule; or use Adagrad, or SGD '
+                "without momentum."
+            )
+        check_lazy(optimizer)
+    options = ("gradient_accumulation_steps", "global_clipnorm", "weight_decay", "use_ema")
+    for option in options:
+        value = getattr(optimizer, option, None)
+        if value and (option != "weight_decay" or _tf.decays(optimizer, variable)):
+            raise ValueError(
+                f"{said}; {option} of {optimizer.name!r} takes all rows. Leave it out, or leave "
+                f"the table out of `placement`. Received: {option}={value!r}."
+            )
+    for option in ("constraint", "regularizer"):
+        value = getattr(variable, option, None)
+        if value is not None:
+            raise ValueError(
+                f"{said}; its {option} takes all rows. Leave it out, or leave the table out of "
+                f"`placement`. Received: {value!r}."
+            )
+
+
 class _View:
     """Some rows of a table, and of its slots, in their place while an update is traced."""
 
@@ -77,7 +113,9 @@ class _View:
         self._shape = table.shape
         self._rows = rows
         self._values: dict[int, tf.Tensor] = {}
-        self._written: dict[int, ReplicaVariable] = {}
+        self._written: dict[int, Any] = {}
+        self._added: dict[int, tf.Tensor] = {}
+        """Of variables that were added to once and not assigned: what was added."""
 
     def has(self, variable: ReplicaVariable) -> bool:
         """Whether it is the table or shaped like it."""
@@ -85,29 +123,42 @@ class _View:
 
     def read(self, variable: ReplicaVariable) -> tf.Tensor:
         """The rows, as last assigned."""
-        if id(variable) not in self._values:
-            self._values[id(variable)] = variable.primary.sparse_read(self._rows)
-        return self._values[id(variable)]
+        key = id(variable)
+        if key not in self._values:
+            value = variable.read_rows(self._rows)
+            self._values[key] = value + self._added[key] if key in self._added else value
+        return self._values[key]
 
     def write(self, variable: ReplicaVariable, method: str, value: Any) -> None:
         """They are assigned, added to, or subtracted from."""
         value = tf.convert_to_tensor(value, variable.dtype)
-        if method == "assign_add":
-            value = self.read(variable) + value
-        elif method == "assign_sub":
-            value = self.read(variable) - value
-        elif method != "assign":
+        if method not in ("assign", "assign_add", "assign_sub"):
             raise ValueError(
                 f"An update by rows may assign, add or subtract. Received: {method} of "
                 f'{variable.name!r}. Use sparse="dense".'
             )
-        self._values[id(variable)] = value
-        self._written[id(variable)] = variable
+        key = id(variable)
+        added = {"assign_add": value, "assign_sub": -value}.get(method)
+        if added is not None and key not in self._written:
+            self._added[key] = added
+            if key in self._values:
+                self._values[key] += added
+        else:
+            self._values[key] = value if added is None else self.read(variable) + added
+            self._added.pop(key, None)
+        self._written[key] = variable
 
     def scatter(self) -> None:
-        """Traces that the table and its slots have them."""
+        """Traces that the table and its slots have them.
+
+        What was added is added in place: another update that runs beside this one, where a rule
+        asks for no lock, adds its own.
+        """
         for key, variable in self._written.items():
-            variable.scatter_update(tf.IndexedSlices(self._values[key], self._rows))
+            if key in self._added:
+                variable.add_rows(self._rows, self._added[key])
+            else:
+                variable.write_rows(self._rows, self._values[key])
 
 
 @contextlib.contextmanager

@@ -114,6 +114,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     or anywhere else, it is the primary.
     """
 
+    copied = True
+    """Whether workers have copies, which a fetch brings up to date; see `tables.Part`."""
+
     def __init__(self, strategy: Any, primary: tf.Variable, kind: Kind, shard: int = 0):
         super().__init__(
             trainable=primary.trainable,
@@ -173,6 +176,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     def device(self) -> str:
         """Where the primary is."""
         return self.primary.device
+
+    def is_on(self, shard: int) -> bool:
+        """Whether its primary is on that shard."""
+        return shard == self.shard
 
     def on_shard(self, shard: int) -> tf.Variable:
         """What a shard has of it: the primary, or, of a scalar of the optimizer, its own."""
@@ -239,6 +246,13 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         found = self.copies.read()
         workers = range(self.distribute_strategy.num_workers)
         return np.stack([found.get(m, lost) for m in workers])
+
+    def note_first(self) -> None:
+        """Keeps the value that it was created with: a number, where it is one throughout."""
+        with tf.init_scope():
+            value = self.primary.numpy()
+        constant = value.size and (value == value.flat[0]).all()
+        self.first = value.flat[0] if constant else value
 
     def first_value(self, worker: int) -> np.ndarray:
         """What a worker's copy begins with."""
@@ -316,6 +330,20 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return self.assign(tf.reshape(restored_tensors["VARIABLE_VALUE"], self.shape))
 
+    # -- rows, while their update is traced -------------------------------------------------
+
+    def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of the primary."""
+        return self.primary.sparse_read(rows)
+
+    def add_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows of the primary."""
+        self.scatter_add(tf.IndexedSlices(values, rows))
+
+    def write_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows of the primary."""
+        self.scatter_update(tf.IndexedSlices(values, rows))
+
     # -- writing ----------------------------------------------------------------------------
 
     def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -388,6 +416,17 @@ for _method in (
     *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
 ):
     _add_write(_method)
+
+
+def kind_of(primary: tf.Variable, creator: Any) -> Kind:
+    """How a variable is treated that `creator` makes."""
+    if isinstance(creator, keras.optimizers.Optimizer):
+        return Kind.SLOT if primary.shape.rank else Kind.CONTROL
+    if primary.synchronization == tf.VariableSynchronization.ON_READ:
+        return Kind.METRIC
+    if isinstance(creator, keras.random.SeedGenerator):
+        return Kind.SEED
+    return Kind.WEIGHT if primary.trainable else Kind.STATISTIC
 
 
 def is_moving_statistic(primary: tf.Variable, creator: Any) -> bool:

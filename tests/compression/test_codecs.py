@@ -1,0 +1,276 @@
+"""Each codec beside its twin in NumPy, message after message, on memory that the test makes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compression import twins
+from tests.contract.by_hand import Place
+from tf_dsgd import compression
+
+CODECS = {
+    "threshold": (compression.Threshold(0.75), twins.threshold(0.75)),
+    "entropy": (compression.Threshold(0.75, entropy=True), twins.threshold(0.75)),
+    "clipped": (compression.Threshold(0.75, clip=1.25), twins.threshold(0.75, clip=1.25)),
+    "top_k": (compression.TopK(0.2), twins.top_k(0.2)),
+    "momentum": (compression.TopK(0.2, momentum=0.5), twins.top_k(0.2, 0.5)),
+    "one_bit": (compression.OneBit(), twins.one_bit()),
+    "ef_sign": (compression.EFSign(), twins.ef_sign()),
+    "power_sgd": (compression.PowerSGD(2), twins.power_sgd(2)),
+}
+HOLD_BACK = [name for name in CODECS if name != "momentum"]
+# What is sent is the same number on both sides, whatever the order of additions.
+EXACT = {"threshold", "entropy", "clipped", "top_k", "momentum"}
+SHAPES = [(7, 5), (3, 2, 4), (9,), (), (0, 4), (1, 6)]
+TABLE = (11, 4)
+
+
+class Table(Place):
+    """A place whose weights are tables."""
+
+    def is_sparse(self, index):
+        return True
+
+
+def dyadic(random, shape, dtype="float32"):
+    """Eighths, whose sums are exact."""
+    return (random.integers(-16, 17, shape) / 8).astype(dtype)
+
+
+def states(g):
+    return twins.zeros(g, "residual", "momentum")
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_twin(name):
+    """Five messages of weights of several shapes; two workers, which know nothing of each other."""
+    codec, twin = CODECS[name]
+    random = np.random.default_rng(1)
+    weights = [np.zeros(shape, "float32") for shape in SHAPES]
+    shard = Place(weights)
+    workers = [(Place(weights), [states(w) for w in weights]) for _ in range(2)]
+    for n in range(5):
+        worker, kept = workers[n % 2 if n < 4 else 1]
+        for i, shape in enumerate(SHAPES):
+            g = dyadic(random, shape)
+            decoded = codec.decode(shard, i, codec.encode(worker, i, tf.constant(g)))
+            assert decoded.shape == shape and decoded.dtype == tf.float32
+            wanted = twin(kept[i], g)
+            tolerance = 0 if name in EXACT else 2e-5
+            np.testing.assert_allclose(decoded, wanted, rtol=tolerance, atol=tolerance)
+            if ("residual", i) in worker._cells:
+                residual = worker.cell("residual", i)
+                np.testing.assert_allclose(residual, kept[i]["residual"], atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_twin_of_a_table(name):
+    """Rows that a message names, some of them twice, and none of the others."""
+    codec, twin = CODECS[name]
+    random = np.random.default_rng(2)
+    worker, shard = Table([np.zeros(TABLE, "float32")]), Table([np.zeros(TABLE, "float32")])
+    whole = states(np.zeros(TABLE, "float32"))
+    for rows in ([4, 1, 4, 9], [1, 2, 3, 4, 5], [9, 10, 1]):
+        g = dyadic(random, (len(rows), TABLE[1]))
+        decoded = codec.decode(shard, 0, codec.encode(worker, 0, slices(rows, g)))
+        once = list(dict.fromkeys(rows))
+        merged = np.zeros((len(once), TABLE[1]), "float32")
+        np.add.at(merged, [once.index(row) for row in rows], g)
+        of_rows = {k: v if k == "right" else v[once] for k, v in whole.items()}
+        wanted = twin(of_rows, merged)
+        for k, v in of_rows.items():
+            if k == "right":
+                whole[k] = v
+            else:
+                whole[k][once] = v
+        assert decoded.indices.numpy().tolist() == once, "the worker moved all these rows"
+        np.testing.assert_allclose(decoded.values, wanted, atol=2e-5)
+        np.testing.assert_allclose(worker.cell("residual", 0), whole["residual"], atol=2e-5)
+
+
+def slices(rows, g):
+    return tf.IndexedSlices(tf.constant(g), tf.constant(rows, tf.int64), tf.constant(TABLE))
+
+
+@pytest.mark.parametrize("name", HOLD_BACK)
+def test_one_row_and_none(name):
+    """A matrix of fewer rows than the rank; and one of no rows, of which a mean is no number."""
+    codec, _ = CODECS[name]
+    worker, shard = Table([np.zeros(TABLE, "float32")]), Table([np.zeros(TABLE, "float32")])
+    g = np.array([[1.5, -0.5, 2.0, 0.25]], "float32")
+    decoded = codec.decode(shard, 0, codec.encode(worker, 0, slices([10], g)))
+    kept = worker.cell("residual", 0).numpy()
+    clipped = name == "clipped"  # of 2.0 - 0.75 nothing is cut off
+    assert not clipped or np.abs(kept).max() == 1.25
+    np.testing.assert_allclose(decoded.values + kept[10], g, atol=1e-6)
+    assert not kept[:10].any()
+    empty = codec.encode(worker, 0, slices([], np.zeros((0, 4), "float32")))
+    assert codec.decode(shard, 0, empty).values.shape == (0, 4)
+    np.testing.assert_array_equal(worker.cell("residual", 0), kept)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("name", HOLD_BACK)
+def test_what_was_sent_and_what_is_kept_are_all_gradients(name, kind):
+    """Exactly, where additions are; of a clipped residual what was cut off is counted."""
+    codec, _ = CODECS[name]
+    dtype = tf.as_dtype(kind)
+    random = np.random.default_rng(3)
+    weights = [tf.zeros([8, 6], dtype)]
+    worker, shard = Place(weights), Place(weights)
+    applied, total = np.zeros((8, 6)), np.zeros((8, 6))
+    for _ in range(5):
+        g = tf.cast(dyadic(random, (8, 6)), dtype)
+        total += tf.cast(g, tf.float64).numpy()
+        decoded = codec.decode(shard, 0, codec.encode(worker, 0, g))
+        assert decoded.dtype == dtype
+        applied += tf.cast(decoded, tf.float64).numpy()
+    found = applied + tf.cast(worker._cells["residual", 0], tf.float64).numpy()
+    if name == "clipped":
+        lost = float(worker._cells["clipped", 0])
+        assert lost > 0
+        assert np.abs(found - total).sum() <= lost  # what was cut off, some of it of both signs
+        return
+    np.testing.assert_allclose(found, total, atol=0 if name in EXACT else 2e-5)
+    assert np.abs(applied).max() > 0
+
+
+def test_all_of_it_is_no_compression():
+    """The whole tensor by each codec that can send it; and one element by each with a scale."""
+    random = np.random.default_rng(4)
+    whole = [compression.TopK(1.0), compression.TopK(1.0, momentum=0.9), compression.PowerSGD(5)]
+    for codecs, shape in ((whole, (7, 5)), ([compression.EFSign(), compression.OneBit()], (1,))):
+        for codec in codecs:
+            worker, shard = Place([np.zeros(shape, "float32")]), Place([np.zeros(shape, "float32")])
+            for _ in range(3):
+                g = dyadic(random, shape)
+                decoded = codec.decode(shard, 0, codec.encode(worker, 0, tf.constant(g)))
+                np.testing.assert_array_equal(decoded, g, err_msg=repr(codec))
+
+
+def test_a_matrix_of_the_rank_is_sent_whole():
+    """Rank 2 in one message, whatever Q was: M Q spans all that M has."""
+    random = np.random.default_rng(5)
+    worker, shard = Place([np.zeros((9, 7), "float32")]), Place([np.zeros((9, 7), "float32")])
+    g = (random.standard_normal((9, 2)) @ random.standard_normal((2, 7))).astype("float32")
+    codec = compression.PowerSGD(2)
+    sent = codec.encode(worker, 0, tf.constant(g))
+    assert [tuple(part.shape) for part in sent] == [(9, 2), (7, 2)]
+    np.testing.assert_allclose(codec.decode(shard, 0, sent), g, atol=1e-5)
+
+
+def test_iteration_goes_on_from_message_to_message():
+    """Of one gradient that comes again Q becomes the largest singular vectors of what is left."""
+    random = np.random.default_rng(6)
+    g = random.standard_normal((20, 12)).astype("float32")
+    worker, shard = Place([np.zeros((20, 12), "float32")]), Place([np.zeros((20, 12), "float32")])
+    codec = compression.PowerSGD(1)
+    total = np.zeros_like(g)
+    for _ in range(30):
+        total += codec.decode(shard, 0, codec.encode(worker, 0, tf.constant(g))).numpy()
+    # The error is bounded, so the mean of what was applied comes to the gradient as 1 / n.
+    assert np.linalg.norm(total / 30 - g) < 0.35 * np.linalg.norm(g)
+
+
+def test_one_bit_sends_the_means_of_a_column():
+    """By hand: of 1, 2, 3 and -4, -6 in one column, zeros in the other."""
+    g = np.array([[1, 0], [2, 0], [3, 0], [-4, 0], [-6, 0]], "float32")
+    worker, shard = Place([g]), Place([g])
+    sent = compression.OneBit().encode(worker, 0, tf.constant(g))
+    assert sent[0].numpy().tolist() == [0b11111101, 0b01000000]
+    np.testing.assert_array_equal(sent[1], [[2, 0], [-5, 0]])
+    decoded = compression.OneBit().decode(shard, 0, sent)
+    np.testing.assert_array_equal(decoded[:, 0], [2, 2, 2, -5, -5])
+
+
+@pytest.mark.parametrize("levels", [1, 200])
+def test_qsgd_is_right_in_the_mean(levels):
+    """Each message within a level of the gradient; the mean of many comes to it."""
+    g = np.random.default_rng(7).standard_normal((6, 5)).astype("float32")
+    level = np.linalg.norm(g) / levels
+    codec = compression.QSGD(levels, seed=3)
+    worker, shard = Place([g]), Place([g])
+    number = 300
+    found = np.zeros((number, 6, 5))
+    for n in range(number):
+        sent = codec.encode(worker, 0, tf.constant(g))
+        assert sent[0].dtype == (tf.int8 if levels < 128 else tf.int16)
+        found[n] = codec.decode(shard, 0, sent)
+    assert np.abs(found - g).max() <= level * (1 + 1e-5)
+    np.testing.assert_allclose(found / level, np.round(found / level), atol=1e-3)
+    # A mean of n numbers, each of a standard deviation of at most half a level: five of its own.
+    assert np.abs(found.mean(0) - g).max() < 5 * level / 2 / np.sqrt(number)
+
+
+def test_qsgd_draws_by_seed_message_and_content():
+    g = np.random.default_rng(7).standard_normal((6, 5)).astype("float32")
+
+    def messages(codec, *gradients):
+        worker, shard, given = Place([g]), Place([g]), [tf.constant(x) for x in gradients]
+        return [codec.decode(shard, 0, codec.encode(worker, 0, x)).numpy() for x in given]
+
+    once = messages(compression.QSGD(2, seed=3), g, g)
+    np.testing.assert_array_equal(once, messages(compression.QSGD(2, seed=3), g, g))
+    assert np.any(once[0] != once[1]), "the second message draws other numbers"
+    other = messages(compression.QSGD(2, seed=4), g, g)
+    assert np.any(once[0] != other[0]) and np.any(once[1] != other[1])
+    # Twice the gradient has the same shares: what differs is drawn, as between two workers.
+    assert np.any(2 * once[0] != messages(compression.QSGD(2, seed=3), 2 * g)[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 1e20])
+@pytest.mark.parametrize("name", [*CODECS, "qsgd"])
+def test_what_is_not_finite_is_refused_and_not_kept(name, value):
+    """Nor what is so large that a norm is not."""
+    codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
+    worker = Place([np.zeros((6, 4), "float32")])
+    g = np.ones((6, 4), "float32")
+    g[2, 1] = value
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not finite.*cannot send it"):
+        codec.encode(worker, 0, tf.constant(g))
+    assert all(np.isfinite(np.asarray(cell)).all() for cell in worker._cells.values())
+
+
+@pytest.mark.parametrize("name", [*CODECS, "qsgd"])
+def test_integers_travel_as_they_are(name):
+    codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
+    place = Place([np.zeros(3, "int32")])
+    sent = codec.encode(place, 0, tf.constant([1, 2, 3]))
+    np.testing.assert_array_equal(codec.decode(place, 0, sent), [1, 2, 3])
+
+
+@pytest.mark.parametrize("name", [*CODECS, "qsgd"])
+def test_a_codec_is_a_value(name):
+    """Equal if its fields are; what it keeps is named; nothing can be set."""
+    codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
+    assert dataclasses.replace(codec) == codec and hash(codec) == hash(dataclasses.replace(codec))
+    worker = Place([np.zeros((6, 4), "float32")])
+    codec.encode(worker, 0, tf.ones([6, 4]))
+    assert {cell for cell, _ in worker._cells} == set(codec.keeps)
+    assert codec.held_back in (*codec.keeps, None)
+    assert not codec.repeatable
+
+
+def bytes_of(sent):
+    return sum(part.dtype.size * int(tf.size(part)) for part in sent)
+
+
+def test_bytes():
+    """By hand, for a kernel of 200 x 100, of which 1 in 100 is large; dense it is 80,000 bytes."""
+    g = np.full((200, 100), 0.01, "float32")
+    g.ravel()[::100] = -1.0
+    expected = {
+        compression.Cast("bfloat16"): 40_000,
+        compression.Threshold(0.5): 200 * 4,
+        # Gaps of 99: q = 1 with k = 6 or 0 with 7, the rest, a sign, of 200; and a head of 17.
+        compression.Threshold(0.5, entropy=True): 17 + 2 * 25 + 7 * 25,
+        compression.TopK(0.01): 200 * 8,
+        compression.OneBit(): 20_000 // 8 + 2 * 100 * 4,
+        compression.EFSign(): 20_000 // 8 + 4,
+        compression.QSGD(7): 20_000 + 4,
+        compression.PowerSGD(2): (200 + 100) * 2 * 4,
+    }
+    for codec, wanted in expected.items():
+        assert bytes_of(codec.encode(Place([g]), 0, tf.constant(g))) == wanted, codec

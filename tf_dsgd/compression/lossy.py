@@ -1,0 +1,132 @@
+"""What codecs share: which tensors they compress, tables by rows, and error feedback."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tf_dsgd import algorithm, arithmetic
+from tf_dsgd.arithmetic import Gradient
+
+
+class Memory:
+    """A worker's cells for one weight; of a table for the rows that a message names.
+
+    They are of the type that a codec computes in: float32 for weights of 16 bits.
+    """
+
+    def __init__(self, worker: algorithm.Worker, index: int, rows: tf.Tensor | None):
+        self.weight = worker.weights[index]
+        self.dtype = tf.float32 if self.weight.dtype.size < 4 else self.weight.dtype
+        self._worker, self._index, self._rows = worker, index, rows
+
+    def read(self, name: str) -> tf.Tensor:
+        """The cell, or its rows."""
+        cell = self._worker.cell(name, self._index, dtype=self.dtype)
+        return cell.read_value() if self._rows is None else cell.sparse_read(self._rows)
+
+    def write(self, name: str, value: tf.Tensor) -> None:
+        """cell := value, or its rows."""
+        rows = value if self._rows is None else tf.IndexedSlices(value, self._rows)
+        arithmetic.write(self._worker.cell(name, self._index, dtype=self.dtype), rows)
+
+    def whole(self, name: str, shape: Sequence[int], dtype: tf.DType) -> tf.Variable:
+        """A cell of another shape and type, one for all rows."""
+        return self._worker.cell(name, self._index, shape=shape, dtype=dtype)
+
+    def as_applied(self, value: tf.Tensor) -> tf.Tensor:
+        """What the shard makes of it: rounded to the weight's type, where that has fewer bits."""
+        return tf.cast(tf.cast(value, self.weight.dtype), self.dtype)
+
+
+class Lossy(algorithm.Codec, abc.ABC):
+    """A codec of floating-point tensors; others travel as they are.
+
+    Of a table's gradient the rows travel: their numbers as they are, their values compressed as if
+    they were a tensor of their own. All of them travel, also those of which nothing is sent: the
+    worker has moved its copy of these rows, and must fetch them again.
+    """
+
+    @abc.abstractmethod
+    def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
+        """What is sent of a message's tensor, which is of the type `memory.dtype`."""
+
+    @abc.abstractmethod
+    def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
+        """The tensor of this shape and type that the shard applies."""
+
+    def encode(self, worker: algorithm.Worker, index: int, tensor: Gradient) -> list[Gradient]:
+        if not tensor.dtype.is_floating:
+            return [tensor]
+        if not isinstance(tensor, tf.IndexedSlices):
+            memory = Memory(worker, index, None)
+            return self.compress(memory, self._checked(memory, tensor))
+        tensor = arithmetic.merged_rows(tensor)
+        memory = Memory(worker, index, tensor.indices)
+        return [tensor.indices, *self.compress(memory, self._checked(memory, tensor.values))]
+
+    def _checked(self, memory: Memory, value: tf.Tensor) -> tf.Tensor:
+        """The value, as it is computed with; what is not finite would stay in a residual."""
+        message = (
+            f"A gradient of {memory.weight.name} is not finite, or its square is not, and {self!r} "
+            "cannot send it. Lower the learning rate, clip gradients (clipnorm), or train without "
+            "compression"
+        )
+        value = tf.cast(value, memory.dtype)
+        # One pass over the elements, a fifth of what it costs to look at each.
+        finite = tf.debugging.check_numerics(tf.nn.l2_loss(value), message)
+        with tf.control_dependencies([finite]):
+            return tf.identity(value)
+
+    def decode(self, place: algorithm.Place, index: int, sent: Sequence[Gradient]) -> Gradient:
+        weight = place.weights[index]
+        if not weight.dtype.is_floating:
+            return sent[0]
+        if not place.is_sparse(index):
+            value = self.decompress(sent, weight.shape, weight.dtype)
+            return tf.ensure_shape(value, weight.shape)
+        rows, *values = sent
+        shape = tf.concat([tf.shape(rows), weight.shape[1:].as_list()], 0)
+        value = self.decompress(values, shape, weight.dtype)
+        value = tf.ensure_shape(value, [None, *weight.shape[1:]])
+        return tf.IndexedSlices(value, rows, tf.constant(weight.shape.as_list()))
+
+
+class ErrorFeedback(Lossy):
+    """What was not sent is kept, and is a part of the next message.
+
+        p = e + g;   sent = C(p);   e = p - decoded(sent)
+
+    so that what was applied and what is kept are together all gradients. e begins at 0.
+    """
+
+    repeatable = False
+    held_back = "residual"
+
+    def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
+        wanted = memory.read("residual") + value
+        sent = self.chosen(memory, wanted)
+        shape = wanted.shape if wanted.shape.is_fully_defined() else tf.shape(wanted)
+        decoded = self.decompress(sent, shape, memory.weight.dtype)
+        memory.write("residual", wanted - tf.cast(decoded, memory.dtype))
+        return sent
+
+    @abc.abstractmethod
+    def chosen(self, memory: Memory, wanted: tf.Tensor) -> list[tf.Tensor]:
+        """C(p): what is sent of `wanted`."""
+
+
+def number_of(value: tf.Tensor) -> tf.Tensor | int:
+    """How many elements; a Python integer where that is known."""
+    static = value.shape.num_elements()
+    return tf.size(value) if static is None else static
+
+
+def product(shape: Any) -> tf.Tensor | int:
+    """How many elements a tensor of this shape has."""
+    if isinstance(shape, tf.TensorShape):
+        return int(shape.num_elements())
+    return tf.reduce_prod(shape)

@@ -1,0 +1,112 @@
+"""Reading rows of tables that are split: what `tf.gather` and its like do with them.
+
+A table is no tensor. TensorFlow asks it for one, it raises a TypeError, and TensorFlow then asks
+the dispatchers that are registered here, which answer with the rows of the mini-batch. So
+`keras.layers.Embedding`, `keras.ops.take` and a user's own `tf.gather` read a split table alike,
+and everything else is refused with that TypeError. No class of Keras or TensorFlow is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.strategies.tables import SplitTable
+
+
+def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
+    """Rows of a table, `[*ids.shape, *row]`, read where they are; their gradient is sparse.
+
+    Each row is read once, however often it is named, and without the lock of its shard.
+    """
+    _tf.note_access(table)
+    row = table.shape.as_list()[1:]
+    flat = tf.reshape(ids, [-1])
+    shape = tf.concat([tf.shape(ids), row], 0)
+    in_table = tf.reduce_all((flat >= 0) & (flat < table.shape[0]))
+    check = tf.debugging.Assert(
+        in_table,
+        [f"The table {table.name} has rows 0 to {table.shape[0] - 1}. Received the ids", flat],
+    )
+    with tf.control_dependencies([check] if check is not None else []):  # None: it ran eagerly
+        flat = tf.identity(flat)
+
+    @tf.custom_gradient
+    def rows_of(handle: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        del handle
+
+        def gradient(upstream: Any) -> tf.IndexedSlices:
+            values = tf.reshape(upstream, [-1, *row])
+            return tf.IndexedSlices(values, flat, tf.constant(table.shape.as_list(), flat.dtype))
+
+        return tf.reshape(_gathered(table, flat), shape), gradient
+
+    return tf.ensure_shape(rows_of(table.handle), [*ids.shape, *row])
+
+
+def _gathered(table: SplitTable, flat: tf.Tensor) -> tf.Tensor:
+    named, place = tf.unique(flat)
+    n = len(table.parts)
+    owner = tf.cast(named % n, tf.int32)
+    rows = tf.dynamic_partition(named // n, owner, n)
+    where = tf.dynamic_partition(tf.range(tf.size(named)), owner, n)
+    found = []
+    for part, indices in zip(table.parts, rows, strict=True):
+        with tf.device(part.primary.device):
+            found.append(
+                tf.raw_ops.ResourceGather(
+                    resource=part.primary.handle, indices=indices, dtype=table.dtype
+                )
+            )
+    return tf.gather(tf.dynamic_stitch(where, found), place)
+
+
+def _table_of(value: Any) -> SplitTable | None:
+    value = value.value if isinstance(value, keras.Variable) else value
+    return value if isinstance(value, SplitTable) else None
+
+
+class _Lookup(_tf.OpDispatcher):
+    """The answer of an operation that takes a table and ids."""
+
+    def __init__(self, table: str, ids: Sequence[str]):
+        self._table = table
+        self._ids = ids
+
+    def handle(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        params = args[0] if args else kwargs.get(self._table)
+        params = params[0] if isinstance(params, (list, tuple)) and len(params) == 1 else params
+        table = _table_of(params)
+        if table is None:
+            return self.NOT_SUPPORTED
+        named = {name: kwargs[name] for name in self._ids if name in kwargs}
+        ids = args[1] if len(args) > 1 else next(iter(named.values()), None)
+        options = {k: v for k, v in kwargs.items() if k not in (self._table, *named, "name")}
+        if ids is None or any(v not in (None, 0) for v in (*args[2:], *options.values())):
+            return self.NOT_SUPPORTED  # along another axis, with max_norm, batch_dims ...
+        if isinstance(ids, tf.RaggedTensor):
+            return ids.with_flat_values(lookup(table, ids.flat_values))
+        return lookup(table, tf.convert_to_tensor(ids))
+
+
+class _Shape(_tf.OpDispatcher):
+    """The answer of `tf.shape`."""
+
+    def handle(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        table = _table_of(args[0] if args else kwargs.get("input"))
+        if table is None:
+            return self.NOT_SUPPORTED
+        return tf.constant(table.shape.as_list(), kwargs.get("out_type") or tf.int32)
+
+
+@functools.cache
+def answer() -> None:
+    """From here on TensorFlow's operations find rows of split tables; for the whole process."""
+    _Lookup("params", ("indices",)).register(tf.gather)
+    _Lookup("params", ("ids",)).register(tf.nn.embedding_lookup)
+    _Shape().register(tf.shape)

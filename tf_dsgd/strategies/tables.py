@@ -1,0 +1,450 @@
+"""A table split by rows over the shards: what stands in a `keras.Variable` in a variable's place.
+
+Row r of a table on n shards is on shard r mod n, as its row r // n: the small ids, which are often
+the frequent ones, are spread. Nobody holds it whole, neither a worker nor the chief. A worker's
+step reads the rows of its mini-batch where they are (`lookups.py`), and a message brings each shard
+the gradients of its own rows, to which the compiled optimizer is applied (`touched_rows.py`), with
+its slots beside them, split alike.
+
+To the engine the part of a table on one shard is a weight like others, of which workers have no
+copy. To Keras the table is one variable, which is never read as one tensor within a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.arithmetic import merged_rows
+from tf_dsgd.console import say
+from tf_dsgd.engine.state import Replicated
+from tf_dsgd.strategies.blocks import Blocks, rows_of_block
+from tf_dsgd.strategies.variable import Kind, current_trace
+
+# A table of as many bytes is worth a line when all of it is read.
+_LARGE = 256_000_000
+# An embedding of as many bytes is split by `placement="auto"`.
+_AUTO = 100_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """In `placement`: the tables whose path matches are split by rows over the shards.
+
+    Use it for embeddings that are too large for each worker to have a copy, or of which a
+    mini-batch touches few rows. Row r is on shard r mod n of n. A worker reads the rows of each
+    mini-batch from their shards, without the shards' locks, and sends the gradients of these rows,
+    each once. So a step costs what its rows cost, whatever the size of the table.
+
+    Example:
+
+    >>> strategy = tf_dsgd.DownpourStrategy(
+    ...     tf_dsgd.LocalCluster(2), placement={"users/.*": tf_dsgd.Rows()}
+    ... )
+    >>> with strategy.scope():
+    ...     ids = keras.Input((2,), dtype="int32")
+    ...     rows = keras.layers.Embedding(1000, 4, name="users")(ids)
+    ...     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    ...     model.compile(optimizer="adagrad", loss="mse")
+    >>> data = np.arange(64).reshape(32, 2), np.ones((32, 1))
+    >>> history = model.fit(*data, batch_size=8, verbose=0)
+    >>> strategy.steps
+    4
+    """
+
+
+class _NoCopy:
+    """What a worker has of a part of a table: its shape. What is written there is dropped."""
+
+    def __init__(self, primary: tf.Variable, name: str):
+        self.name = name
+        self.shape = primary.shape
+        self.dtype = primary.dtype
+
+    def scatter_add(self, slices: tf.IndexedSlices) -> None:
+        """A local step on rows; the next lookup reads them from their shard."""
+
+    def scatter_update(self, slices: tf.IndexedSlices) -> None:
+        """Rows that a fetch brought: none."""
+
+
+class Part:
+    """The rows of a table that are on one shard: a weight of the step, for the engine."""
+
+    copied = False
+    no_copy = True
+    trainable = True
+    momentum = None
+    kind = Kind.WEIGHT
+
+    def __init__(self, table: SplitTable, shard: int, primary: tf.Variable):
+        self.table = table
+        self.shard = shard
+        self.primary = primary
+        self.shape = primary.shape
+        self.dtype = primary.dtype
+        self.name = f"{table.name}, rows of shard {shard}"
+        self.distribute_strategy = table.distribute_strategy
+        self.template = _NoCopy(primary, self.name)
+        self._unique_id = _tf.unique_id(primary)
+
+    def on_workers(self) -> Part:
+        """Itself, for workers have no copy; `template` is what rules see of one."""
+        return self
+
+
+class Whole:
+    """All parts as one variable of the chief's, read and assigned block by block, at rest."""
+
+    def __init__(self, shape: tf.TensorShape, dtype: tf.DType, parts: Sequence[tf.Variable]):
+        self._shape = shape
+        self._dtype = dtype
+        self._step = rows_of_block(shape.as_list(), dtype)
+        self.parts = list(parts)
+
+    def blocks(self) -> Iterator[tuple[slice, tf.Variable, slice]]:
+        """(rows of the table, a part, the rows there), one block after another."""
+        n = len(self.parts)
+        for s, part in enumerate(self.parts):
+            rows = int(part.shape[0])
+            for first in range(0, rows, self._step):
+                last = min(first + self._step, rows)
+                yield slice(first * n + s, (last - 1) * n + s + 1, n), part, slice(first, last)
+
+    def numpy(self) -> np.ndarray:
+        """All rows, in a copy of this process."""
+        values = np.empty(self._shape.as_list(), self._dtype.as_numpy_dtype)
+        for rows, part, there in self.blocks():
+            indices = _here(np.arange(there.start, there.stop))
+            with tf.device(part.device):
+                found = part.sparse_read(indices)
+            values[rows] = found.numpy()
+        return values
+
+    def assign(self, value: Any) -> None:
+        """Sets all rows."""
+        values = np.asarray(value)
+        for rows, part, there in self.blocks():
+            indices, found = _here(np.arange(there.start, there.stop)), _here(values[rows])
+            with tf.device(part.device):
+                part.scatter_update(tf.IndexedSlices(found, indices))
+
+
+def _here(value: Any) -> tf.Tensor:
+    """In this process: on another task TensorFlow makes a constant by a call of its own."""
+    with tf.device("CPU:0"):
+        return tf.constant(value)
+
+
+class SplitTable:
+    """A table split by rows, in the place of a `tf.Variable` in a `keras.Variable`.
+
+    Args:
+        strategy: whose shards the rows are on.
+        shape: of the whole table.
+        dtype: its type.
+        name: Keras's path.
+        kind: `Kind.WEIGHT`, or `Kind.SLOT` of an optimizer.
+        blocks: its first values.
+    """
+
+    trainable = True
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        strategy: Any,
+        shape: Sequence[int],
+        dtype: str,
+        name: str,
+        kind: Kind,
+        blocks: Blocks,
+    ):
+        self.distribute_strategy = strategy
+        self.shape = tf.TensorShape(shape)
+        self.dtype = tf.as_dtype(dtype)
+        self.name = name
+        self.kind = kind
+        self.hinted = False
+        self._unique_id = f"table_{next(self._numbers)}"  # Keras finds slots by it
+        devices = strategy.shard_devices
+        variables = [self._filled(s, devices, blocks) for s in range(len(devices))]
+        self.primary = Whole(self.shape, self.dtype, variables)
+        self.parts = [Part(self, s, variable) for s, variable in enumerate(variables)]
+        self._tape_handle: tf.Variable | None = None
+
+    def _filled(self, shard: int, devices: Sequence[str], blocks: Blocks) -> tf.Variable:
+        """The rows of one shard, drawn there."""
+        n = len(devices)
+        rows = len(range(shard, int(self.shape[0]), n))
+        with tf.init_scope():
+            empty = tf.function(
+                lambda: tf.zeros([rows, *self.shape.as_list()[1:]], self.dtype), autograph=False
+            ).get_concrete_function()
+            part = _tf.make_variable_there(
+                empty, device=devices[shard], name=f"{self.name}_{shard}".replace("/", "_")
+            )
+
+            def fill(block: tf.Tensor) -> None:
+                with tf.device(devices[shard]):
+                    first = block * blocks.rows
+                    skipped = (shard - first) % n
+                    begin = (first + skipped) // n
+                    values = blocks.draw(block)[skipped::n]
+                    values = values[: tf.maximum(rows - begin, 0)]
+                    indices = begin + tf.range(tf.shape(values)[0])
+                    part.scatter_update(tf.IndexedSlices(values, indices))
+
+            spec = tf.TensorSpec([], tf.int32)
+            filling = tf.function(fill, autograph=False).get_concrete_function(spec)
+            for block in range(blocks.number):
+                filling(_here(np.int32(block)))
+        return part
+
+    def is_on(self, shard: int) -> bool:
+        """Whether a shard has a part of it: each has."""
+        return 0 <= shard < len(self.parts)
+
+    @property
+    def device(self) -> str:
+        """Where the first part is."""
+        return self.primary.parts[0].device
+
+    # -- in a step ----------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """What gradient tapes know it by: a resource, without rows, of who is traced."""
+        trace = current_trace()
+        row = [0, *self.shape.as_list()[1:]]
+        if trace is not None and trace.side == "worker":
+            # One of another task would have what is computed from it computed there.
+            store = self.distribute_strategy.engine.store
+
+            def make() -> Replicated:
+                zeros = np.zeros(row, self.dtype.as_numpy_dtype)
+                return store.replicate(lambda _: zeros, dtype=self.dtype, name="tape")
+
+            return store.cell(("tape", self._unique_id), make).template.handle
+        if self._tape_handle is None:
+            with tf.init_scope():
+                self._tape_handle = _tf.make_variable(
+                    tf.zeros(row, self.dtype), device="CPU:0", name="tape"
+                )
+        return self._tape_handle.handle
+
+    def split(self, gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
+        """A gradient of the table as one of each part, each row once."""
+        n = len(self.parts)
+        rows = tf.cast(gradient.indices, tf.int64)
+        merged = merged_rows(tf.IndexedSlices(gradient.values, rows, gradient.dense_shape))
+        owner = tf.cast(merged.indices % n, tf.int32)
+        indices = tf.dynamic_partition(merged.indices // n, owner, n)
+        values = tf.dynamic_partition(merged.values, owner, n)
+        return [
+            tf.IndexedSlices(v, i, tf.constant(part.shape.as_list(), tf.int64))
+            for v, i, part in zip(values, indices, self.parts, strict=True)
+        ]
+
+    def read_rows(self, rows: tf.Tensor) -> tf.Tensor:
+        """Rows of the part on the shard that is traced."""
+        return self._traced_part().sparse_read(rows)
+
+    def add_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Adds to rows of the part on the shard that is traced."""
+        self._traced_part().scatter_add(tf.IndexedSlices(values, rows))
+
+    def write_rows(self, rows: tf.Tensor, values: tf.Tensor) -> None:
+        """Sets rows of the part on the shard that is traced."""
+        self._traced_part().scatter_update(tf.IndexedSlices(values, rows))
+
+    def _traced_part(self) -> tf.Variable:
+        trace = current_trace()
+        return self.parts[trace.shard if trace else 0].primary
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        """Within an update of some rows, these; else a TypeError."""
+        del name
+        trace = current_trace()
+        if trace is None or trace.view is None or not trace.view.has(self):
+            raise TypeError(
+                f"The table {self.name!r} is split by rows, and was used as one tensor, as by a "
+                "matrix product or a regularizer. In a step read its rows, by "
+                "keras.layers.Embedding, keras.ops.take or tf.gather along axis 0; outside, read "
+                "it by numpy() or model.get_weights(). Else leave it out of `placement`."
+            )
+        value = trace.view.read(self)
+        return value if dtype is None else tf.cast(value, dtype)
+
+    def __getitem__(self, key: Any) -> tf.Tensor:
+        return self.__tf_tensor__()[key]
+
+    def value(self) -> tf.Tensor:
+        """As a tensor: within an update of some rows, these."""
+        return self.__tf_tensor__()
+
+    def _write(self, method: str, value: Any) -> None:
+        trace = current_trace()
+        if trace is not None and trace.view is not None and trace.view.has(self):
+            trace.view.write(self, method, value)
+        elif method == "assign" and tf.executing_eagerly() and trace is None:
+            self.distribute_strategy.settle()
+            with self.distribute_strategy.engine.explained():
+                self.primary.assign(value)
+        else:
+            raise TypeError(
+                f"The table {self.name!r} is split by rows: only the compiled optimizer changes it "
+                "within a step, and outside it is assigned as a whole, by assign or set_weights. "
+                f"Received: {method}."
+            )
+
+    def assign(self, value: Any, **options: Any) -> None:
+        """Within an update the rows in question, outside all rows."""
+        del options
+        self._write("assign", value)
+
+    def assign_add(self, value: Any, **options: Any) -> None:
+        """Within an update: adds to the rows in question."""
+        del options
+        self._write("assign_add", value)
+
+    def assign_sub(self, value: Any, **options: Any) -> None:
+        """Within an update: subtracts from the rows in question."""
+        del options
+        self._write("assign_sub", value)
+
+    # -- outside ------------------------------------------------------------------------------
+
+    def numpy(self) -> np.ndarray:
+        """All rows at rest, after a drain, in a copy of this process."""
+        size = self.shape.num_elements() * self.dtype.size
+        if size >= _LARGE:
+            say(f"reads {size / 1e6:.0f} MB, the whole table {self.name!r}, into this process")
+        self.distribute_strategy.settle()
+        with self.distribute_strategy.engine.explained():
+            return self.primary.numpy()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def of_workers(self) -> None:
+        """What workers keep of their own: nothing."""
+
+
+def _arithmetic(name: str) -> Any:
+    def operation(self: SplitTable, other: Any) -> tf.Tensor:
+        return getattr(self.__tf_tensor__(), name)(other)
+
+    return operation
+
+
+for _name in ("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv"):
+    setattr(SplitTable, f"__{_name}__", _arithmetic(f"__{_name}__"))
+
+
+class Patterns:
+    """Which variables are split: `placement` of a strategy.
+
+    Args:
+        placement: regular expressions, each of which is to match a Keras path, whole or from one
+            of its names on, and where what matches goes; or "auto", for each
+            `keras.layers.Embedding` of 100 MB and more.
+
+    Raises:
+        TypeError, ValueError: for anything else, naming it.
+    """
+
+    def __init__(self, placement: Any):
+        self._auto = isinstance(placement, str) and placement == "auto"
+        placement = {} if placement is None or self._auto else placement
+        if not isinstance(placement, Mapping):
+            raise TypeError(
+                "placement must be a dict from regular expressions to tf_dsgd.Rows(), such as "
+                f'{{"users/.*": tf_dsgd.Rows()}}, or "auto". Received: {placement!r}.'
+            )
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        for pattern, where in placement.items():
+            if not isinstance(pattern, str) or not isinstance(where, Rows):
+                raise TypeError(
+                    "placement must map regular expressions on Keras paths to tf_dsgd.Rows(). "
+                    f"Received: {pattern!r}: {where!r}."
+                )
+            try:
+                self._patterns[pattern] = re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"placement has {pattern!r}, which is no regular expression: {error}."
+                ) from error
+        self._unmatched = set(self._patterns)
+        self._seen: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self._auto or bool(self._patterns)
+
+    def match(self, variable: keras.Variable, layer: Any) -> bool:
+        """Whether a variable that `layer` makes is split."""
+        self._seen.append(variable.path)
+        if self._auto and isinstance(layer, keras.layers.Embedding):
+            size = tf.TensorShape(variable.shape).num_elements()
+            return bool(size * tf.as_dtype(variable.dtype).size >= _AUTO)
+        names = variable.path.split("/")
+        ends = ["/".join(names[k:]) for k in range(len(names))]
+        found = [p for p, regex in self._patterns.items() if any(map(regex.fullmatch, ends))]
+        self._unmatched.difference_update(found)
+        return bool(found)
+
+    def check(self) -> None:
+        """Raises a ValueError if a pattern matched nothing by now."""
+        if self._unmatched:
+            raise ValueError(
+                f"placement has {sorted(self._unmatched)}, and no variable has such a path. A "
+                "pattern is to match a path whole, or from one of its names on; those made so far "
+                f"are {sorted(set(self._seen))}."
+            )
+
+
+def wanted(patterns: Patterns, beside: Any, options: Mapping[str, Any]) -> bool:
+    """Whether a variable that Keras makes is to be split.
+
+    Args:
+        patterns: which ones are.
+        beside: the weight whose slot it is, or None.
+        options: what it is made with.
+    """
+    created = _tf.variable_being_created(options.get("initial_value"))
+    creator = _tf.creating_object()
+    if isinstance(creator, keras.optimizers.Optimizer):
+        return isinstance(beside, SplitTable) and created is not None
+    if not patterns or created is None or not patterns.match(created[0], creator):
+        return False
+    variable = created[0]
+    rank, dtype = len(variable.shape), tf.as_dtype(variable.dtype)
+    if rank < 2 or not dtype.is_floating or not variable.trainable:
+        raise ValueError(
+            f"placement splits {variable.path!r} by rows, which must be a trainable table of "
+            "floats with rows. Received: "
+            f"shape {tuple(variable.shape)}, {dtype.name}, trainable={variable.trainable}."
+        )
+    return True
+
+
+def made(strategy: Any, options: Mapping[str, Any]) -> SplitTable:
+    """The table in place of a variable that `wanted` tells to split."""
+    created = _tf.variable_being_created(options["initial_value"])
+    if created is None:
+        raise ValueError("Only a variable that Keras makes by an initializer can be split.")
+    variable, initializer = created
+    of_optimizer = isinstance(_tf.creating_object(), keras.optimizers.Optimizer)
+    shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
+    blocks = Blocks(initializer, shape, dtype, variable.path)
+    kind = Kind.SLOT if of_optimizer else Kind.WEIGHT
+    return SplitTable(strategy, shape, dtype, variable.path, kind, blocks)
