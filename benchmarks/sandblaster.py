@@ -217,7 +217,8 @@ def main() -> None:
         size = {"problem": problem, "examples": options.examples, "features": options.features}
         size["iterations"] = options.iterations
         best = runs.run_contender(
-            "sandblaster.py", {**size, "kind": "scipy", "target": 0.0, "iterations": 3000}
+            "sandblaster.py",
+            {**size, "kind": "scipy", "target": 0.0, "iterations": 10 * options.iterations},
         )["best"]
         size["target"] = best + NEAR
         portion = 8192 if problem == "synthetic" else 512
