@@ -201,6 +201,38 @@ def run(spec: dict) -> dict:
     }
 
 
+def stragglers() -> str:
+    """Virtual seconds of an evaluation where one of four workers is slower, by backup tasks or not.
+
+    Sixty portions, each a second of the other workers.
+    """
+    import keras
+
+    import tf_dsgd
+
+    random = np.random.default_rng(1)
+    x = random.standard_normal((240, 4)).astype("float32")
+    y = np.sin(x.sum(1, keepdims=True))
+    rows = []
+    for slower in (10.0, 100.0):
+        seconds = []
+        for late in (None, 0.5):
+            cluster = tf_dsgd.SimulatedCluster(
+                4,
+                compute_seconds=[1.0, 1.0, 1.0, slower],
+                network_seconds=0.1,
+                late_after_seconds=late,
+            )
+            strategy = tf_dsgd.SandblasterStrategy(cluster)
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+                model.compile(loss="mse")
+            model.fit(x, y, batch_size=4, epochs=3, verbose=0)
+            seconds.append(strategy.engine.clock() / (strategy.steps / 60))
+        rows.append([f"{slower:g} times", *(f"{each:.1f}" for each in seconds)])
+    return runs.table(["one of four is slower", "without", "with backup tasks"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3)
@@ -209,8 +241,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--problems", default="synthetic,digits")
     parser.add_argument("--only", default="", help="contenders whose names have this")
+    parser.add_argument("--stragglers", action="store_true", help="this table alone")
     options = parser.parse_args()
     print(runs.heading(runs.provenance()))
+    if options.stragglers:
+        print(stragglers())
+        return
     header = ["problem", "", "seconds", "seconds, warm", "passes or epochs", "beside SciPy"]
     rows = []
     for problem in options.problems.split(","):
