@@ -28,6 +28,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-timeout",
         "pytest-xdist",
+        "scipy",
         "hypothesis",
         "psutil",
         "scikit-learn",

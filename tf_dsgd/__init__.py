@@ -20,6 +20,7 @@ __all__ = [
     "Pareto",
     "PeriodicAveragingStrategy",
     "Rows",
+    "SandblasterStrategy",
     "SimulatedCluster",
     "Simulation",
     "SoftsyncStrategy",
@@ -46,5 +47,6 @@ else:
     from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
     from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
     from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
+    from tf_dsgd.strategies.sandblaster import SandblasterStrategy
     from tf_dsgd.strategies.softsync import SoftsyncStrategy
     from tf_dsgd.strategies.tables import Rows

@@ -34,6 +34,7 @@ def one(made, *positional, **fixed):
 downpour = one(tf_dsgd.DownpourStrategy, LOCAL)
 softsync = one(tf_dsgd.SoftsyncStrategy, LOCAL)
 elastic = one(tf_dsgd.ElasticAveragingStrategy, LOCAL)
+sandblaster = one(tf_dsgd.SandblasterStrategy, LOCAL)
 averaging = one(tf_dsgd.PeriodicAveragingStrategy, LOCAL)
 callback = one(tf_dsgd.callbacks.PeriodicAveraging)
 monitor = one(tf_dsgd.callbacks.StalenessMonitor)
@@ -114,6 +115,32 @@ STRATEGIES = [
         [lambda step: 4, lambda *steps: 4, functools.partial(max, 3)],
         ("average_every must",),
         shown=lambda value: "Received: ",
+    ),
+    integer("Sandblaster", sandblaster, "history", 0),
+    integer("Sandblaster", sandblaster, "max_evaluations", 1),
+    Rule(
+        "method is one of five words",
+        sandblaster("method"),
+        rule.not_words("lbfgs", "cg-fr", "cg-pr", "cg-hs", "gd"),
+        ["lbfgs", "cg-fr", "cg-pr", "cg-hs", "gd"],
+        ("method must be", '"cg-pr"'),
+    ),
+    Rule(
+        "line_search is one of two words",
+        sandblaster("line_search"),
+        rule.not_words("wolfe", "armijo"),
+        ["wolfe", "armijo"],
+        ("line_search must be", '"armijo"'),
+    ),
+    *(
+        Rule(
+            f"{name} is a number of at least 0",
+            sandblaster(name),
+            rule.not_reals(rule.below(0, math.inf)),
+            rule.reals(0.5, 1e-9),
+            (f"{name} must be a number of at least 0",),
+        )
+        for name in ("gradient_tolerance", "loss_tolerance")
     ),
     Rule(
         "elasticity is a number above 0 and below 1, or None",

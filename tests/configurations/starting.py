@@ -134,6 +134,7 @@ IN_PYTHON = [
                 tf_dsgd.DownpourStrategy,
                 tf_dsgd.SoftsyncStrategy,
                 tf_dsgd.ElasticAveragingStrategy,
+                tf_dsgd.SandblasterStrategy,
             ]
         ),
         [tf_dsgd.PeriodicAveragingStrategy],

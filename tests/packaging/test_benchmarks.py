@@ -475,3 +475,12 @@ def test_the_study_of_moving_statistics_compares_them_with_a_serial_pass(tmp_pat
     results = json.loads(written.read_text())["results"]
     assert len(results) == 6 and {r["workers"] for r in results} == {1, 2}
     assert all(r["own"] == pytest.approx(r["serial"], rel=0.1) for r in results), results
+
+
+@pytest.mark.slow
+def test_sandblaster_prints_a_table():
+    output = run_benchmark(
+        *("sandblaster.py", "--repetitions", "1", "--problems", "digits"),
+        *("--iterations", "40", "--only", "Sandblaster, 2"),
+    )
+    assert "| Sandblaster, 2 threads |" in output and "| SciPy L-BFGS-B |" in output

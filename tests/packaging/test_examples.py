@@ -117,6 +117,13 @@ def test_softsync_makes_an_update_for_every_c_gradients():
 
 
 @pytest.mark.slow
+def test_batch_methods_get_farther_than_adam_in_as_many_passes():
+    output = run_example("batch_methods.py", "--iterations", "25")
+    ours = number(r"lbfgs: \d+ passes, loss ([\d.]+)", output)
+    assert ours < number(r"adam: \d+ passes, loss ([\d.]+)", output)
+
+
+@pytest.mark.slow
 def test_averaging_meets_as_often_as_it_says():
     """1,437 images in batches of 4 are 360 mini-batches: 15 rounds of 4 workers and 6 each."""
     output = run_example("averaging.py", "--workers", "4", "--every", "6", "--epochs", "1")

@@ -299,6 +299,35 @@ class Program(Parts):
             return None
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
 
+    def on_shards(
+        self,
+        function: Callable[..., Any],
+        *specs: tf.TensorSpec,
+        only: int | None = None,
+        new_version: bool = False,
+    ) -> _tf.BoundFunction:
+        """A rule's `function(shard, *arguments)` on every shard, or one: for each what it gives.
+
+        It runs under the shard's lock. A coordinator calls it at rest.
+        """
+
+        def on_one(shard: Shard, arrived: Sequence[tf.Tensor]) -> Any:
+            view = self._views[shard.index]
+            result = self.step.on_shard(shard.index, lambda: function(view, *arrived))
+            if new_version:
+                shard.count_version(True)
+            return result
+
+        def on_all(*arguments: tf.Tensor) -> list[Any]:
+            return [
+                shard.locked(list(arguments), functools.partial(on_one, shard))
+                for shard in self.shards
+                if only in (None, shard.index)
+            ]
+
+        concrete = tf.function(on_all, autograph=False).get_concrete_function(*specs)
+        return _tf.BoundFunction(concrete, concrete.captured_inputs)
+
     def forget_rows(self, variable: Any = None) -> None:
         """After a table was assigned from outside, or all were: workers fetch it whole."""
         for i, log in self.row_logs.items():

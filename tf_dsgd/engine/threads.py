@@ -190,7 +190,7 @@ class ThreadsEngine(Engine):
         with self.changed:
             scheduler.available += 1
             exchange = scheduler.exchange
-            most = min(exchange.push_every, exchange.fetch_every, scheduler.longest_call)
+            most = min(exchange.steps_to_event(0), scheduler.longest_call)
             portion = scheduler.portion(most)
             if scheduler.available % portion == 0:  # enough for one more worker to begin
                 self.start_threads()

@@ -31,6 +31,12 @@ def fit_that_runs() -> tuple[keras.Model | None, Any]:
     return model, names.get("callbacks")
 
 
+def steps_per_epoch_of_fit() -> int | None:
+    """What the `fit` that runs was told; None if it was not, or there is none."""
+    found = _innermost(("fit",))[1].get("steps_per_epoch")
+    return None if found is None else int(found)
+
+
 def callbacks_given() -> list[Any]:
     """The callbacks that were given to a model's method that is being run."""
     _, names = _innermost(("fit", "evaluate", "predict"))

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient, merged_rows
+from tf_dsgd.strategies.objective import Objective
 from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.touched_rows import by_rows, check_lazy_options, check_split
 from tf_dsgd.strategies.variable import current_trace
@@ -137,12 +138,14 @@ class Optimizers:
         for_shards: the one among them that `Shard.optimize` applies where the compiled optimizer
             runs on workers; None where shards apply the compiled one, or none.
         lazy: whether a shard's update of a table leaves rows alone that have no gradient.
+        objective: what adds up losses and gradients over examples, where that is what counts.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakSet = weakref.WeakSet()
         self.for_shards: keras.optimizers.Optimizer | None = None
         self.lazy = False
+        self.objective: Objective | None = None
 
     def note(self, creator: Any) -> None:
         """Registers what creates a variable, if that is an optimizer."""
@@ -175,6 +178,8 @@ class Optimizers:
                     )
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+                if self.objective is not None:
+                    stack.enter_context(self.objective.noting(optimizer))
             yield applications
 
 

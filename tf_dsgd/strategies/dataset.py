@@ -257,7 +257,7 @@ def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
             def put() -> tf.Tensor:
                 tf.raw_ops.QueueEnqueueV2(handle=queue, components=[component])
                 value = batch.get_value()
-                note = [_examples(value), _bytes(value)]
+                note = [examples_in(value), _bytes(value)]
                 tf.raw_ops.QueueEnqueueV2(handle=notes, components=note)
                 return tf.constant(True)
 
@@ -295,7 +295,7 @@ def _tensors(batch: Any) -> list[tf.Tensor]:
     return [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
 
 
-def _examples(batch: Any) -> tf.Tensor:
+def examples_in(batch: Any) -> tf.Tensor:
     """The first dimension of the first component that has one."""
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.RaggedTensor):

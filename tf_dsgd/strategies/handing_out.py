@@ -21,6 +21,7 @@ from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
 from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
+from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_train_step
 from tf_dsgd.strategies.summary import summary_of
@@ -41,20 +42,27 @@ class HandingOut:
         self._unresolved: set[TokenIterator] = set()
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
+        self.iterations: Iterations | None = None
+        """Where an epoch is an iteration of several passes over its data."""
 
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint has of it."""
-        return {"examples": np.array([self.handed_out, self.examples])}
+        counted = {"examples": np.array([self.handed_out, self.examples])}
+        return counted if self.iterations is None else counted | self.iterations.state()
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""
         found = np.asarray(state.get("examples", ()))
         if found.shape != (2,) or found.dtype.kind != "i":
             raise ValueError("The state is not complete: the numbers of examples are missing.")
+        if self.iterations is not None:
+            self.iterations.check(state)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Sets what `state` gave."""
         self.handed_out, self.examples = (int(n) for n in state["examples"])
+        if self.iterations is not None:
+            self.iterations.restore(state)
 
     def next_token(self, iterator: TokenIterator) -> bool:
         """Makes a batch ready, and hands it out as soon as it is known to be for training.
@@ -110,6 +118,8 @@ class HandingOut:
         # Nobody but `fit` has this iterator: from now on a token is a step.
         iterator.train(program)
         self._of_now = weakref.ref(iterator)
+        if self.iterations is not None:
+            self.iterations.begin(iterator, program.program)
         if self._passes.begin(iterator):
             self._hand_out(iterator, program)
         return True
@@ -166,6 +176,8 @@ class HandingOut:
         self._passes.handed_out(iterator)
         self.examples += iterator.stream.examples
         self._engine.grant(program.program, iterator.stream)
+        if self.iterations is not None and iterator.stream.at_end():
+            self.iterations.end(iterator, program.program, program.model)
         if program.shows_own_logs and iterator.stream.at_end():
             # Logs that are no metrics become the epoch's: show the last step its own.
             self._engine.settle()
@@ -183,26 +195,26 @@ class FitProgram:
         self._seen = 0
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
         self.of_keras = is_train_step(fn)
-        self._model = getattr(fn, "__self__", None) if self.of_keras else None
+        self.model = getattr(fn, "__self__", None) if self.of_keras else None
         self._run_by = None
-        if self._model is not None and not tf.executing_eagerly():
-            self._run_by = self._model.train_function
+        if self.model is not None and not tf.executing_eagerly():
+            self._run_by = self.model.train_function
         self.shows_own_logs = self.of_keras and step.shows_own_logs
 
     def step_of_chief(self) -> Any:
         """Counts that a step was run; shows all workers' metrics, or the latest outputs of one."""
         self._runs.assign_add(1, read_value=False)
-        if self._model is not None and self._step.metrics:
+        if self.model is not None and self._step.metrics:
             shown = Trace("chief")
             shown.values = self.program.running.shown()
             with tracing(shown):
-                return self._model.get_metrics_result()
+                return self.model.get_metrics_result()
         return self._step.pack([log.read_value() for log in self.program.logs])
 
     @property
     def steps_per_execution(self) -> int:
         """As the model says now: Keras may tune it."""
-        return 1 if self._model is None else int(self._model.steps_per_execution)
+        return 1 if self.model is None else int(self.model.steps_per_execution)
 
     def is_for(self, element_spec: Any) -> bool:
         """Whether batches of this type are just those that it was traced for."""
@@ -215,11 +227,11 @@ class FitProgram:
     def is_run_by(self, model: keras.Model) -> bool:
         """Whether the model's `fit` runs this program, as it has done before."""
         run_by = self._run_by is not None and self._run_by is model.train_function
-        return self._model is model and run_by and int(self._runs) > 0
+        return self.model is model and run_by and int(self._runs) > 0
 
     def is_of_model_of(self, other: FitProgram) -> bool:
         """Whether both are of one model."""
-        return self._model is not None and self._model is other._model
+        return self.model is not None and self.model is other.model
 
     def mark(self) -> None:
         """`was_run` is about what comes after this."""

@@ -13,7 +13,7 @@ from tf_dsgd._requirements import installed
 from tf_dsgd.algorithm import Codec
 from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
-from tf_dsgd.strategies.caller import callbacks_given
+from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
 
@@ -114,6 +114,11 @@ def check_step(fn: Any, optimizers: Optimizers) -> None:
     Raises:
         ValueError: if the model was compiled in a way that they cannot.
     """
+    if optimizers.objective is not None and model_that_calls("train_on_batch") is not None:
+        raise ValueError(
+            "train_on_batch is no iteration of a batch method, which needs several passes over all "
+            "data. Call model.fit with all of them."
+        )
     model = getattr(fn, "__self__", None)
     if not isinstance(model, keras.Model):
         return

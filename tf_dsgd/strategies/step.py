@@ -21,6 +21,7 @@ from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import check_codec
+from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)
@@ -85,6 +86,8 @@ class TracedStep:
                     outputs = call(batch)
                 gradients = [g for a in applications for g in a.gradients]
                 _check_graph(gradients, graph)
+                if self._optimizers.objective is not None and applications:
+                    gradients = self._optimizers.objective.add(batch, gradients)
             else:
                 applications, gradients = [], []
                 outputs = call(batch)
@@ -120,6 +123,9 @@ class TracedStep:
             self._keep_optimizers_state()
             self.sparse = [False] * len(self.weights)
         self._check_written()
+        if self._optimizers.objective is not None and self.applications:
+            check_compiled(self._model, self.applications)
+            check_repeatable(self._model, self._worker.written.values(), self.function.graph)
         self._check_tables()
         _check_foreign(self.function.graph)
 
