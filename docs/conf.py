@@ -21,7 +21,14 @@ import tf_dsgd
 # The order of the pages: what a reader wants to do comes before what a reader looks up.
 NAVIGATION = {
     "Train": ["getting_started", "data", "callbacks", "staleness_monitor"],
-    "On which machines": ["gpu", "jit_compile", "cluster", "averaging_callback", "simulator"],
+    "On which machines": [
+        "gpu",
+        "jit_compile",
+        "cluster",
+        "tables",
+        "averaging_callback",
+        "simulator",
+    ],
     "Which algorithm": ["downpour", "staleness", "optimizers", "averaging", "which_period"],
     "Extend": ["writing_an_algorithm", "architecture", "how_fit_reaches_the_workers"],
     "Results": ["reproduced", "reproduced_averaging"],

@@ -39,15 +39,15 @@ pytestmark = pytest.mark.slow
 # -- workers that are killed ----------------------------------------------------------------
 
 
-def fits(seed, local_rule):
-    """Kills in the middle of an epoch: one by one, and of all that are left at the same moment."""
+def fits(seed, local_rule, split):
+    """Kills in the middle of an epoch: one by one, and of all that are left; with split tables."""
     common = {"steps": 500, "momentum": 1.0, "kills": ["one", "one"]}
     everyone = {"kills": ["one", "all"], "momentum": 0.0, "local_rule": local_rule}
     return [
-        {**common, "push_every": 1, "fetch_every": 1, "seed": seed},
+        {**common, "push_every": 1, "fetch_every": 1, "seed": seed, "split": split},
         {**common, "push_every": 4, "fetch_every": 4, "seed": seed + 1, **everyone},
         {**common, "push_every": 3, "fetch_every": 5, "seed": seed + 2, "pipelines": True},
-        {**common, "push_every": 1, "fetch_every": 6, "seed": seed + 3},  # messages under way
+        {**common, "push_every": 1, "fetch_every": 6, "seed": seed + 3, "split": split},
     ]
 
 
@@ -82,7 +82,7 @@ def assert_ledger_balances(fit, got):
 @pytest.mark.parametrize(("ps", "local_rule"), [(1, "optimizer"), (2, "sgd")])
 @pytest.mark.timeout(420)
 def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
-    plan = fits(10 * SEED + 100 * ps, local_rule)
+    plan = fits(10 * SEED + 100 * ps, local_rule, split=ps > 1)
     script = str(SCRIPTS / "witness.py")
     options = (*MODULE, "--workers", "3", "--ps", str(ps), "--restart_workers", "9")
     with processes.started(*options, script, json.dumps(plan)) as process:

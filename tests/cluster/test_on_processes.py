@@ -20,7 +20,7 @@ def of(file, *names):
 
 # A test takes some seconds here, most of them the chief's, and arithmetic is as it is on threads:
 # of a function with parameters those run here whose messages, or whose variables, differ.
-ON_CLUSTER = ("backup", "call_sizes", "delay_tolerant", "pipelines", "shards", "wire")
+ON_CLUSTER = ("backup", "call_sizes", "delay_tolerant", "pipelines", "shards", "tables", "wire")
 # Two workers: what every strategy owes to `fit`; closed forms, callbacks, what is special here.
 CONFORMANCE = ("tests/conformance",)
 AVERAGING = (
@@ -86,6 +86,10 @@ ONE_WORKER = (
         "moving_statistics_moved",
         "class_and_sample_weights_change_the_same_steps",
         "validation_logs_equal_plain_ones",
+    ),
+    *of(
+        "equivalence/test_tables",
+        "one_worker_is_plain_keras_on_dense_gradients",
     ),
     *(f"tests/equivalence/test_jit_compile.py::test_{name}" for name in JIT_COMPILE),
     *of(

@@ -126,6 +126,10 @@ class DownpourStrategy(DistributedStrategy):
             momentum all rows move, and each message costs the whole table. `"lazy"`: nothing; a
             message costs its rows. Under Adagrad, and SGD without momentum, both are the same
             numbers, at the cost of the rows.
+        placement: which weights are split by rows over the shards, so that no worker has a copy:
+            a dict from regular expressions, each of which matches the end of a weight's path from
+            one of its names on, to `tf_dsgd.Rows()`; or `"auto"`, each `keras.layers.Embedding` of
+            100 MB and more. See "Large tables" in the documentation for what can be split.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -161,7 +165,7 @@ class DownpourStrategy(DistributedStrategy):
         warm_start_steps: int = 0,
         wire_dtype: str | None = None,
         sparse: str = "dense",
-        placement: Mapping[str, Rows] | None = None,
+        placement: Mapping[str, Rows] | str | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         if wire_dtype is not None:

@@ -31,7 +31,7 @@ def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     in_table = tf.reduce_all((flat >= 0) & (flat < table.shape[0]))
     check = tf.debugging.Assert(
         in_table,
-        [f"The table {table.name!r} has rows 0 to {table.shape[0] - 1}. Received the ids", flat],
+        [f"The table {table.name} has rows 0 to {table.shape[0] - 1}. Received the ids", flat],
     )
     with tf.control_dependencies([check] if check is not None else []):  # None: it ran eagerly
         flat = tf.identity(flat)

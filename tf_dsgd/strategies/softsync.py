@@ -77,6 +77,7 @@ class SoftsyncStrategy(DistributedStrategy):
             bound workers do wait, for each other.
         sparse: what an update does with rows of an embedding that have no gradient; as of
             `DownpourStrategy`.
+        placement: which tables are split by rows over the shards; as of `DownpourStrategy`.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -107,7 +108,7 @@ class SoftsyncStrategy(DistributedStrategy):
         staleness_scaling: str | Callable[[tf.Tensor], tf.Tensor] | None = "inverse",
         max_staleness: int | None = None,
         sparse: str = "dense",
-        placement: Mapping[str, Rows] | None = None,
+        placement: Mapping[str, Rows] | str | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)

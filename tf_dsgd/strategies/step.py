@@ -118,6 +118,7 @@ class TracedStep:
             self._keep_optimizers_state()
             self.sparse = [False] * len(self.weights)
         self._check_written()
+        self._check_tables()
         _check_foreign(self.function.graph)
 
     def _metrics_shown(self) -> list[ReplicaVariable]:
@@ -179,6 +180,16 @@ class TracedStep:
                     "would stay on one worker. Use local_rule='optimizer', which sends the change "
                     "of the weights, or create the variable with trainable=False."
                 )
+
+    def _check_tables(self) -> None:
+        self._steps.distribute_strategy.placement.split.check()
+        tables = [v.name for v in self.weights if not v.copied]
+        if tables and self.compiled:
+            raise ValueError(
+                "jit_compile=True does not go with tables that are split by rows: XLA compiles "
+                "nothing that is on several devices, or as large as the ids of a mini-batch have "
+                f"it. Leave one of the two out. Received: {tables[0]}."
+            )
 
     def pack(self, flat: Sequence[Any]) -> Any:
         """Outputs in the structure that the user's step returned."""

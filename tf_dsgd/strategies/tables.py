@@ -31,6 +31,8 @@ from tf_dsgd.strategies.variable import Kind, current_trace
 
 # A table of as many bytes is worth a line when all of it is read.
 _LARGE = 256_000_000
+# An embedding of as many bytes is split by `placement="auto"`.
+_AUTO = 100_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +278,9 @@ class SplitTable:
         value = trace.view.read(self)
         return value if dtype is None else tf.cast(value, dtype)
 
+    def __getitem__(self, key: Any) -> tf.Tensor:
+        return self.__tf_tensor__()[key]
+
     def value(self) -> tf.Tensor:
         """As a tensor: within an update of some rows, these."""
         return self.__tf_tensor__()
@@ -344,19 +349,21 @@ class Patterns:
     """Which variables are split: `placement` of a strategy.
 
     Args:
-        placement: regular expressions, each of which is to match a whole Keras path, and where
-            what matches goes.
+        placement: regular expressions, each of which is to match a Keras path, whole or from one
+            of its names on, and where what matches goes; or "auto", for each
+            `keras.layers.Embedding` of 100 MB and more.
 
     Raises:
         TypeError, ValueError: for anything else, naming it.
     """
 
     def __init__(self, placement: Any):
-        placement = {} if placement is None else placement
+        self._auto = isinstance(placement, str) and placement == "auto"
+        placement = {} if placement is None or self._auto else placement
         if not isinstance(placement, Mapping):
             raise TypeError(
                 "placement must be a dict from regular expressions to tf_dsgd.Rows(), such as "
-                f'{{"users/.*": tf_dsgd.Rows()}}. Received: {placement!r}.'
+                f'{{"users/.*": tf_dsgd.Rows()}}, or "auto". Received: {placement!r}.'
             )
         self._patterns: dict[str, re.Pattern[str]] = {}
         for pattern, where in placement.items():
@@ -375,12 +382,17 @@ class Patterns:
         self._seen: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._patterns)
+        return self._auto or bool(self._patterns)
 
-    def match(self, path: str) -> bool:
-        """Whether the variable of this path is split."""
-        self._seen.append(path)
-        found = [p for p, expression in self._patterns.items() if expression.fullmatch(path)]
+    def match(self, variable: keras.Variable, layer: Any) -> bool:
+        """Whether a variable that `layer` makes is split."""
+        self._seen.append(variable.path)
+        if self._auto and isinstance(layer, keras.layers.Embedding):
+            size = tf.TensorShape(variable.shape).num_elements()
+            return bool(size * tf.as_dtype(variable.dtype).size >= _AUTO)
+        names = variable.path.split("/")
+        ends = ["/".join(names[k:]) for k in range(len(names))]
+        found = [p for p, regex in self._patterns.items() if any(map(regex.fullmatch, ends))]
         self._unmatched.difference_update(found)
         return bool(found)
 
@@ -389,8 +401,8 @@ class Patterns:
         if self._unmatched:
             raise ValueError(
                 f"placement has {sorted(self._unmatched)}, and no variable has such a path. A "
-                "pattern is to match a whole path; those made so far are "
-                f"{sorted(set(self._seen))}."
+                "pattern is to match a path whole, or from one of its names on; those made so far "
+                f"are {sorted(set(self._seen))}."
             )
 
 
@@ -403,9 +415,10 @@ def wanted(patterns: Patterns, beside: Any, options: Mapping[str, Any]) -> bool:
         options: what it is made with.
     """
     created = _tf.variable_being_created(options.get("initial_value"))
-    if isinstance(_tf.creating_object(), keras.optimizers.Optimizer):
+    creator = _tf.creating_object()
+    if isinstance(creator, keras.optimizers.Optimizer):
         return isinstance(beside, SplitTable) and created is not None
-    if not patterns or created is None or not patterns.match(created[0].path):
+    if not patterns or created is None or not patterns.match(created[0], creator):
         return False
     variable = created[0]
     rank, dtype = len(variable.shape), tf.as_dtype(variable.dtype)

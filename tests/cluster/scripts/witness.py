@@ -175,6 +175,7 @@ def train(
     steps,
     local_rule="sgd",
     pipelines=False,
+    split=False,
     worker_timeout_seconds=60.0,
 ):
     strategy = tf_dsgd.DownpourStrategy(
@@ -182,6 +183,8 @@ def train(
         push_every=push_every,
         fetch_every=fetch_every,
         local_rule=local_rule,
+        # A row is named once an epoch: its momentum counts, and no other row's may move.
+        **({"placement": {"counters.*/sparse": tf_dsgd.Rows()}, "sparse": "lazy"} if split else {}),
     )
     examples = BATCH * steps
     with strategy.scope():

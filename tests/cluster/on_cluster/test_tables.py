@@ -1,0 +1,69 @@
+"""Tables split by rows over two ps tasks, trained by workers in other processes."""
+
+import keras
+import numpy as np
+import psutil
+
+import tf_dsgd
+from tests import faults, helpers
+
+WIDTH = 16
+
+
+def model(strategy, rows):
+    with strategy.scope():
+        ids = keras.Input((2,), dtype="int32")
+        table = keras.layers.Embedding(rows, WIDTH, "zeros", name="table")
+        built = keras.Model(ids, keras.ops.sum(table(ids), axis=1))
+        # Constant gradients: a descent of rate 1 adds 1 / 8 to each row that an example names.
+        built.compile(keras.optimizers.SGD(1.0), lambda _, y: -keras.ops.sum(y, axis=-1))
+    return built
+
+
+def numbers(rows, examples=256):
+    return np.random.default_rng(0).integers(0, rows, (examples, 2)).astype("int32")
+
+
+def test_every_row_on_every_shard_counts_what_named_it():
+    rows = 101
+    for periods in ((1, 1), (3, 3), (1, 4)):
+        strategy = tf_dsgd.DownpourStrategy(
+            push_every=periods[0], fetch_every=periods[1], placement={"table/.*": tf_dsgd.Rows()}
+        )
+        built = model(strategy, rows)
+        ids = numbers(rows)
+        built.fit(ids, ids, batch_size=8, epochs=2, verbose=0)
+        named = np.bincount(ids.ravel(), minlength=rows)
+        want = np.repeat(2.0 * named[:, None] / 8, WIDTH, axis=1)
+        np.testing.assert_array_equal(built.get_weights()[0], want)
+        parts = built.layers[1].embeddings.value.parts
+        for s, part in enumerate(parts):
+            assert f"task:{s}" in part.primary.device
+            np.testing.assert_array_equal(part.primary.numpy(), want[s::2])
+        helpers.assert_ledger_balances(strategy)
+
+
+def resident(processes):
+    return [process.memory_info().rss / 1e6 for process in processes]
+
+
+def test_neither_workers_nor_the_chief_have_the_table():
+    """256 MB of it; 128 MB more on each ps, at least."""
+    rows = 4_000_000
+    small = model(tf_dsgd.DownpourStrategy(placement={"table/.*": tf_dsgd.Rows()}), 100)
+    ids = numbers(100)
+    small.fit(ids, ids, batch_size=8, verbose=0)
+    without = [psutil.Process(), *(faults.task("worker", m) for m in (0, 1))]
+    before = resident(without)
+    strategy = tf_dsgd.DownpourStrategy(placement={"table/.*": tf_dsgd.Rows()})
+    large = model(strategy, rows)
+    ids = numbers(rows)
+    large.fit(ids, ids, batch_size=8, verbose=0)
+    grown = [now - then for now, then in zip(resident(without), before, strict=True)]
+    assert max(grown) < 100, grown
+    sizes = [shard.bytes / 1e6 for shard in strategy.shards()]
+    assert min(sizes) > 127, sizes
+    some = large.layers[1].embeddings.value.primary
+    named = np.bincount(ids.ravel(), minlength=rows)
+    first = some.parts[0].sparse_read(np.unique(ids[ids % 2 == 0]) // 2).numpy()[:, 0]
+    np.testing.assert_array_equal(first, named[np.unique(ids[ids % 2 == 0])] / 8)

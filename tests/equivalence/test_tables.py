@@ -1,0 +1,424 @@
+"""Tables split by rows, beside the same tables whole, NumPy, and plain Keras."""
+
+import re
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests.equivalence import twin
+from tf_dsgd.strategies import lookups, tables
+from tf_dsgd.strategies.blocks import Blocks
+from tf_dsgd.strategies.variable import Kind
+
+SPLIT = {"table/.*": tf_dsgd.Rows()}
+ROWS, WIDTH = 31, 2
+
+
+def ids(examples=48, rows=ROWS, seed=1):
+    """Three of an example, some of them twice."""
+    found = np.random.default_rng(seed).integers(0, rows, (examples, 3))
+    found[::3, 1] = found[::3, 0]
+    return found.astype("int32")
+
+
+def targets(examples=48):
+    return np.random.default_rng(2).standard_normal((examples, WIDTH)).astype("float32")
+
+
+def model(optimizer, rows=ROWS, **embedding):
+    """Of the sum and the maximum of an example's rows: two lookups in one table."""
+    inputs = keras.Input((3,), dtype="int32")
+    table = keras.layers.Embedding(rows, WIDTH, name="table", **embedding)
+    summed = keras.ops.sum(table(inputs), axis=1) + keras.ops.max(table(inputs), axis=1)
+    built = keras.Model(inputs, keras.layers.Dense(WIDTH, name="dense")(summed))
+    built.compile(optimizer, "mse")
+    random = np.random.default_rng(3)
+    built.set_weights([random.uniform(-0.5, 0.5, w.shape) for w in built.weights])
+    return built
+
+
+def local(workers=1):
+    return tf_dsgd.LocalCluster(workers)
+
+
+def simulated(workers=1):
+    return tf_dsgd.SimulatedCluster(workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=4)
+
+
+# -- a table by itself ------------------------------------------------------------------------
+
+
+def split(parts, rows=ROWS, initializer="uniform", width=WIDTH):
+    """A table on so many shards, all of them here, that no strategy trains."""
+    lookups.answer()
+    strategy = types.SimpleNamespace(shard_devices=["/CPU:0"] * parts, settle=lambda: None)
+    initializer = keras.initializers.get(initializer)
+    if getattr(initializer, "seed", None) is not None:
+        initializer.seed = 5
+    blocks = Blocks(initializer, (rows, width), "float32", "table")
+    return tables.SplitTable(strategy, (rows, width), "float32", "table", Kind.WEIGHT, blocks)
+
+
+@pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "ones"])
+def test_rows_begin_alike_however_many_shards_there_are(initializer, monkeypatch):
+    from tf_dsgd.strategies import blocks
+
+    monkeypatch.setattr(blocks, "_MOST_ROWS", 7)
+    got = [split(parts, initializer=initializer).primary.numpy() for parts in (1, 3, 40)]
+    for other in got[1:]:
+        np.testing.assert_array_equal(other, got[0])
+    if initializer != "ones":
+        assert len(np.unique(got[0])) == got[0].size  # no block repeats another
+
+
+def test_glorots_fans_are_those_of_the_whole_table(monkeypatch):
+    """Glorot and Bengio, 2010, eq. 16: a variance of 2 / (fan_in + fan_out)."""
+    from tf_dsgd.strategies import blocks
+
+    monkeypatch.setattr(blocks, "_MOST_ROWS", 100)
+    values = split(3, rows=5000, width=40, initializer="glorot_uniform").primary.numpy()
+    np.testing.assert_allclose(values.var(), 2 / (5000 + 40), rtol=0.03)
+    np.testing.assert_allclose(np.abs(values).max(), np.sqrt(6 / (5000 + 40)), rtol=0.01)
+
+
+def test_what_is_drawn_as_a_whole_is_refused():
+    with pytest.raises(ValueError, match=r"draw each entry by itself.*Received:.*Orthogonal"):
+        split(2, initializer="orthogonal")
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_lookups_and_their_gradients_are_those_of_a_tensor(parts):
+    table = split(parts)
+    whole = tf.constant(table.primary.numpy())
+    for numbers in (ids()[:4], [0, ROWS - 1, 0], 7, np.zeros((0, 3), "int64")):
+        with tf.GradientTape() as tape:
+            found = tf.gather(table, numbers)
+            loss = tf.reduce_sum(found**2 * 3.0)
+        np.testing.assert_array_equal(found, whole.numpy()[np.asarray(numbers, "int64")])
+        gradient = tape.gradient(loss, types.SimpleNamespace(handle=table.handle).handle)
+        want = np.zeros(whole.shape)
+        np.add.at(want, np.asarray(numbers, "int64"), 6.0 * found.numpy())
+        assert isinstance(gradient, tf.IndexedSlices)
+        np.testing.assert_allclose(tf.convert_to_tensor(gradient), want, rtol=1e-6)
+        of_parts = table.split(gradient)
+        assert len(of_parts) == parts
+        for s, part in enumerate(of_parts):
+            assert len(np.unique(part.indices)) == len(part.indices)
+            np.testing.assert_allclose(tf.convert_to_tensor(part), want[s::parts], rtol=1e-6)
+
+
+def test_ragged_ids_and_a_list_of_one_table():
+    table = split(2)
+    whole = table.primary.numpy()
+    ragged = tf.ragged.constant([[1, 2], [3], []])
+    for found in (
+        tf.nn.embedding_lookup(table, ragged),
+        tf.nn.embedding_lookup([table], ragged),
+    ):
+        np.testing.assert_array_equal(found.flat_values, whole[1:4])
+        assert found.row_lengths().numpy().tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("number", [ROWS, -1, 2**31 - 1])
+def test_ids_that_no_row_has_are_refused_by_name(number):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"The table table has rows 0 to 30. Received the ids"
+    ):
+        tf.gather(split(2), [3, number])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: tf.matmul(tf.ones((1, ROWS)), t),
+        lambda t: t + 1.0,
+        lambda t: t[3],
+        lambda t: tf.reduce_sum(t),
+        lambda t: tf.gather(t, [0], axis=1),
+        lambda t: t.assign_add(np.ones((ROWS, WIDTH))),
+    ],
+)
+def test_any_other_use_is_refused_by_name(use):
+    with pytest.raises((TypeError, ValueError), match="The table 'table' is split by rows"):
+        use(split(2))
+
+
+def test_assigning_and_reading_all_of_it(monkeypatch):
+    from tf_dsgd.strategies import blocks
+
+    monkeypatch.setattr(blocks, "_MOST_ROWS", 4)
+    table = split(3)
+    values = np.arange(ROWS * WIDTH, dtype="float32").reshape(ROWS, WIDTH)
+    table.primary.assign(values)
+    np.testing.assert_array_equal(table.primary.numpy(), values)
+    np.testing.assert_array_equal(table.parts[1].primary.numpy(), values[1::3])
+
+
+# -- training ---------------------------------------------------------------------------------
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+    "clipvalue": lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.02),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adagrad(0.1)),
+}
+
+
+FIRST = next(iter(twin.ENGINES))
+EACH_ENGINE = [("adagrad", engine) for engine in twin.ENGINES]
+EACH_OPTIMIZER = [(name, FIRST) for name in OPTIMIZERS if name != "adagrad"]
+
+
+@pytest.mark.parametrize(("name", "engine"), [*EACH_ENGINE, *EACH_OPTIMIZER])
+def test_one_worker_is_plain_keras_on_dense_gradients(name, engine):
+    strategy = tf_dsgd.DownpourStrategy(twin.ENGINES[engine](), placement=SPLIT)
+    twin.assert_same_as_plain(lambda: model(OPTIMIZERS[name]()), strategy, ids(), targets())
+
+
+def weights_after(strategy, make):
+    with strategy.scope():
+        built = make()
+    built.fit(ids(), targets(), batch_size=4, shuffle=False, verbose=0)
+    return built.get_weights()
+
+
+LAZY = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.05, centered=True),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_optimizers_do_what_they_do_on_a_whole_table(name):
+    """For which there are twins by hand, in `test_touched_rows.py`."""
+    whole, split_ = (
+        weights_after(
+            tf_dsgd.DownpourStrategy(simulated(3), sparse="lazy", placement=placement),
+            lambda: model(LAZY[name]()),
+        )
+        for placement in (None, SPLIT)
+    )
+    for a, b in zip(whole, split_, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "mixed_float16",
+        pytest.param("mixed_bfloat16", marks=pytest.mark.slow),
+        pytest.param("float64", marks=pytest.mark.slow),
+    ],
+)
+def test_other_types(policy):
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        whole, split_ = (
+            weights_after(
+                tf_dsgd.SoftsyncStrategy(simulated(2), gradients_per_update=2, placement=placement),
+                lambda: model(keras.optimizers.Adagrad(0.1)),
+            )
+            for placement in (None, SPLIT)
+        )
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+    for a, b in zip(whole, split_, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_worker_with_rows_on_three_shards_is_plain_keras():
+    """AdamW decays what the table is left out of."""
+
+    def make():
+        optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.1)
+        built = model(optimizer)
+        optimizer.exclude_from_weight_decay([built.get_layer("table").embeddings])
+        return built
+
+    weights = []
+    for shards, placement in ((1, None), (3, SPLIT)):
+        cluster = tf_dsgd.SimulatedCluster(1, num_shards=shards)
+        strategy = tf_dsgd.DownpourStrategy(cluster, sparse="lazy", placement=placement)
+        weights.append(weights_after(strategy, make))
+        assert strategy.num_shards == shards
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_longer_periods_send_the_sum_of_rows_by_hand():
+    """Nothing but a table, no local step: each message is the gradients at the rows of its time."""
+    strategy = tf_dsgd.DownpourStrategy(local(), push_every=3, fetch_every=3, placement=SPLIT)
+    inputs = keras.Input((3,), dtype="int32")
+    with strategy.scope():
+        table = keras.layers.Embedding(ROWS, WIDTH, name="table")
+        built = keras.Model(inputs, keras.ops.sum(table(inputs), axis=1))
+        built.compile(keras.optimizers.SGD(0.1), lambda y, p: 0.5 * keras.ops.sum((y - p) ** 2, -1))
+    rows = built.get_weights()[0].astype("float64")
+    built.fit(ids(), targets(), batch_size=4, shuffle=False, verbose=0)
+    x, y = ids().reshape(-1, 3, 4, 3), targets().reshape(-1, 3, 4, WIDTH)
+    for round_x, round_y in zip(x, y, strict=True):
+        total = np.zeros_like(rows)
+        for bx, by in zip(round_x, round_y, strict=True):
+            error = rows[bx].sum(1) - by
+            np.add.at(total, bx, np.repeat(error[:, None] / 4, 3, axis=1))
+        rows -= 0.1 * total
+    np.testing.assert_allclose(built.get_weights()[0], rows, rtol=2e-5, atol=2e-6)
+
+
+def test_no_operation_of_the_whole_table_is_in_a_round():
+    """Neither on the worker, nor on the shard: what is read and written of 7,919 rows are some."""
+    strategy = tf_dsgd.DownpourStrategy(local(), sparse="lazy", placement=SPLIT)
+    with strategy.scope():
+        inputs = keras.Input((3,), dtype="int32")
+        rows = keras.layers.Embedding(7919, WIDTH, name="table")(inputs)
+        built = keras.Model(inputs, keras.layers.Dense(WIDTH)(keras.ops.sum(rows, axis=1)))
+        built.compile(keras.optimizers.Adam(0.1, clipnorm=1.0), "mse")
+    built.fit(ids(8, 7919), targets(8), batch_size=4, verbose=0)
+    (program,) = strategy.batches.programs
+    parts = program.program
+    functions = [parts.one_step, parts.collection, parts.wrapping, *parts.receiving, *parts.reading]
+    graphs = [g for f in functions for g in (f.graph, *_inner(f.graph))]
+    operations = [operation for graph in graphs for operation in graph.get_operations()]
+    assert any(operation.type == "ResourceGather" for operation in operations)
+    assert sum(operation.type == "ResourceScatterUpdate" for operation in operations) >= 3
+    outputs = [tensor for operation in operations for tensor in operation.outputs]
+    assert not [t for t in outputs if t.shape.rank and t.shape[0] == 7919]
+
+
+def _inner(graph):
+    for operation in graph.get_operations():
+        for name in ("_true_graph", "_false_graph", "_body_graph"):
+            if hasattr(operation, name):
+                yield getattr(operation, name)
+                yield from _inner(getattr(operation, name))
+
+
+def test_a_model_is_saved_and_loaded_anywhere(tmp_path):
+    strategy = tf_dsgd.DownpourStrategy(local(2), placement=SPLIT)
+    with strategy.scope():
+        built = model(keras.optimizers.Adagrad(0.1))
+    built.fit(ids(), targets(), batch_size=4, verbose=0)
+    assert built.count_params() == ROWS * WIDTH + WIDTH * WIDTH + WIDTH
+    built.save(tmp_path / "model.keras")
+    plain = keras.models.load_model(tmp_path / "model.keras")
+    for a, b in zip(built.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    slots = [v.numpy() for v in plain.optimizer.variables]
+    for a, b in zip(built.optimizer.variables, slots, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b)
+    np.testing.assert_allclose(built.predict(ids(), verbose=0), plain.predict(ids(), verbose=0))
+    assert built.evaluate(ids(), targets(), verbose=0) == pytest.approx(
+        plain.evaluate(ids(), targets(), verbose=0), rel=1e-6
+    )
+    plain.set_weights([np.ones_like(w) for w in plain.get_weights()])
+    plain.save_weights(tmp_path / "ones.weights.h5")
+    built.load_weights(tmp_path / "ones.weights.h5")
+    assert built.get_layer("table").embeddings.numpy().min() == 1.0
+
+
+def test_resumed_is_uninterrupted(tmp_path):
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                raise KeyboardInterrupt
+
+    def trained(*callbacks):
+        keras.utils.set_random_seed(5)
+        strategy = tf_dsgd.DownpourStrategy(simulated(2), sparse="lazy", placement=SPLIT)
+        with strategy.scope():
+            built = model(keras.optimizers.Adam(0.05))
+        built.fit(ids(), targets(), batch_size=4, epochs=3, verbose=0, callbacks=callbacks)
+        return [*built.get_weights(), *(v.numpy() for v in built.optimizer.variables)]
+
+    def backup():
+        return tf_dsgd.callbacks.BackupAndRestore(tmp_path)
+
+    want = trained()
+    with pytest.raises(KeyboardInterrupt):
+        trained(backup(), Breaks())
+    for a, b in zip(trained(backup()), want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+
+def refused(make, **options):
+    """What a fit says; on one simulated worker."""
+    embedding = options.pop("embedding", {})
+    compiled = options.pop("compiled", {})
+    strategy = tf_dsgd.DownpourStrategy(simulated(), **{"placement": SPLIT, **options})
+    with strategy.scope():
+        built = model(make(), **embedding)
+        if compiled:
+            built.compile(make(), "mse", **compiled)
+    with pytest.raises((TypeError, ValueError)) as error:
+        built.fit(ids()[:8], targets()[:8], batch_size=4, verbose=0)
+    return str(error.value)
+
+
+SGD = keras.optimizers.SGD
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "said"),
+    [
+        (keras.optimizers.Adam, {}, 'Adam changes rows.*sparse="lazy"'),
+        (keras.optimizers.Lamb, {"sparse": "lazy"}, "Received: Lamb"),
+        (lambda: tf_dsgd.optimizers.AdaptiveRevision(0.1), {}, "AdaptiveRevision would keep"),
+        (lambda: SGD(use_ema=True), {}, "use_ema.*all rows.*Received: use_ema=True"),
+        (lambda: SGD(weight_decay=0.1), {}, "Received: weight_decay=0.1"),
+        (lambda: SGD(gradient_accumulation_steps=2), {}, "gradient_accumulation_steps=2"),
+        (lambda: SGD(global_clipnorm=1.0), {}, "global_clipnorm=1.0"),
+        (SGD, {"embedding": {"embeddings_constraint": "non_neg"}}, "its constraint takes all"),
+        (SGD, {"embedding": {"embeddings_regularizer": "l2"}}, "a regularizer"),
+        (SGD, {"compiled": {"jit_compile": True}}, "jit_compile=True does not go with tables"),
+        (SGD, {"placement": {"tabel/.*": tf_dsgd.Rows()}}, "tabel.*no variable has such a path"),
+    ],
+)
+def test_what_cannot_act_on_rows_is_refused_by_name(make, options, said):
+    assert re.search(said, refused(make, **options), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [
+        ("all", "a dict from regular expressions"),
+        ({"a": 3}, "'a': 3"),
+        ({3: tf_dsgd.Rows()}, "3: Rows"),
+        ({"a(": tf_dsgd.Rows()}, "no regular expression"),
+    ],
+)
+def test_a_wrong_placement_is_refused(placement, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        tf_dsgd.DownpourStrategy(local(), placement=placement)
+
+
+def test_workers_that_run_the_optimizer_have_whole_tables():
+    with pytest.raises(ValueError, match=r'local_rule="optimizer"'):
+        tf_dsgd.DownpourStrategy(local(), local_rule="optimizer", placement=SPLIT)
+
+
+def test_what_has_no_rows_is_refused():
+    strategy = tf_dsgd.DownpourStrategy(local(), placement={"dense/bias": tf_dsgd.Rows()})
+    with strategy.scope(), pytest.raises(ValueError, match=r"splits 'dense/bias'.*shape \(2,\)"):
+        model(SGD())
+
+
+def test_auto_splits_large_embeddings(monkeypatch):
+    monkeypatch.setattr(tables, "_AUTO", ROWS * WIDTH * 4)
+    strategy = tf_dsgd.DownpourStrategy(local(), placement="auto")
+    with strategy.scope():
+        large, small = model(SGD()), model(SGD(), rows=ROWS - 1)
+    assert isinstance(large.get_layer("table").embeddings.value, tables.SplitTable)
+    assert not isinstance(small.get_layer("table").embeddings.value, tables.SplitTable)
+    assert not isinstance(large.get_layer("dense").kernel.value, tables.SplitTable)
