@@ -9,8 +9,8 @@ group `cluster` has processes, two workers and two ps: ours with tables split by
 with each table whole on one ps, and tf_keras's ParameterServerStrategy with tables in two shards.
 The group `local` is one process: ours on two threads, Keras's `fit`, and TensorFlow alone. A period
 is `push_every`, `fetch_every` and `steps_per_execution` of ours, and `steps_per_execution` of all
-others. Adam is ours with `sparse="lazy"`, and so is TensorFlow's alone; Keras's and tf_keras's
-changes all rows at each step, so it is measured on fewer mini-batches.
+others. Adam is ours with `sparse="lazy"`, and so is TensorFlow's alone. Keras's Adagrad and Adam
+and tf_keras's Adam change all rows at each step, and are measured on fewer mini-batches.
 
 Contenders of one table of results run one after the other, and a ratio is taken between two runs of
 one repetition. One that needs more memory than the machine has free is left out, and so is tf_keras
@@ -50,16 +50,16 @@ class Kind:
     processes: int = 1
     copies: float = 1.0
     """Of the tables without slots, at the peak: what all processes hold, besides the slots."""
-    whole_adam: bool = False
-    """Whether its Adam changes all rows."""
+    whole: tuple[str, ...] = ()
+    """Which optimizers change all rows at each step."""
 
 
 SPLIT = Kind("ours, split", "split", True, 5, 1.0)
 WHOLE = Kind("ours, not split", "unsplit", True, 5, 7.0)
-PSS = Kind("tf_keras ParameterServerStrategy", "parameter_server", False, 5, 2.5, True)
+PSS = Kind("tf_keras ParameterServerStrategy", "parameter_server", False, 5, 2.5, ("adam",))
 THREADS = Kind("ours, split, two threads", "split", False, 1, 1.0)
 WHOLE_THREADS = Kind("ours, not split, two threads", "unsplit", False, 1, 4.0)
-PLAIN = Kind("plain fit", "plain", False, 1, 2.5, True)
+PLAIN = Kind("plain fit", "plain", False, 1, 2.5, ("adagrad", "adam"))
 BARE = Kind("TensorFlow alone", "bare", False, 1, 2.0)
 
 GROUP_KINDS = {"cluster": (SPLIT, WHOLE, PSS), "local": (THREADS, WHOLE_THREADS, PLAIN, BARE)}
@@ -72,7 +72,7 @@ def named(kind: Kind, period: int) -> str:
 
 
 def spec_of(kind: Kind, optimizer: str, rows: int, period: int, options) -> task.Spec:
-    few = optimizer == "adam" and kind.whole_adam
+    few = optimizer in kind.whole
     return task.Spec(
         kind=kind.kind,
         optimizer=optimizer,
