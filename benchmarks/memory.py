@@ -1,12 +1,19 @@
-"""How much memory a process took and how many copies of the parameters are alive in it."""
+"""How much memory a process took and how many copies of the parameters are alive in it.
+
+TensorFlow is imported where it is needed: each contender has another environment.
+"""
+
+from __future__ import annotations
 
 import gc
 import math
 import resource
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import keras
-import tensorflow as tf
+if TYPE_CHECKING:
+    import keras
 
 
 def peak_bytes() -> int:
@@ -15,7 +22,19 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def peak_of(pid: int) -> int:
+    """The largest resident set of any process so far, as Linux tells it; 0 of one that is gone."""
+    try:
+        status = (Path("/proc") / str(pid) / "status").read_text()
+    except OSError:
+        return 0
+    lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(lines[0][1]) if lines else 0
+
+
 def parameter_bytes(model: keras.Model) -> int:
+    import tensorflow as tf
+
     return sum(
         math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
         for variable in model.trainable_variables
@@ -27,6 +46,8 @@ def live_bytes() -> int:
 
     Temporaries inside a running graph are not among them; the peak of the resident set has those.
     """
+    import tensorflow as tf
+
     total = 0
     for candidate in gc.get_objects():
         # A strategy's variable shares the memory of plain variables, so only those are counted.
