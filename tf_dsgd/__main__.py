@@ -26,7 +26,7 @@ def main() -> None:
     asked = sys.argv[1:]
     if not asked or asked[0] in ("-h", "--help"):
         if not asked:
-            print(_here())
+            print(here())
         print(_USAGE)
     elif asked[0] == "--version":
         print(f"tf_dsgd {_version.__version__}")
@@ -40,7 +40,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _here() -> str:
+def here() -> str:
     """Versions and devices, a line each."""
     import keras
     import tensorflow as tf

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_dsgd.__main__ import here
 from tf_dsgd.cluster import LocalCluster, TFCluster
 from tf_dsgd.strategies.downpour import DownpourStrategy
 
@@ -98,6 +99,7 @@ def main() -> int:
     if sys.argv[1:] == ["chief"]:
         print(json.dumps(_train(TFCluster())), flush=True)
         return 0
+    print(here(), flush=True)
     check, start = _Checks(), time.monotonic()
     model = _model()
     plain, weights = _fit(model), model.get_weights()

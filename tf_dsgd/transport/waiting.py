@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 
 from tf_dsgd import resuming
@@ -41,11 +42,11 @@ def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[i
                     f"After {timeout_seconds:g} s these tasks cannot be reached: "
                     f"{', '.join(absent)}. {_needed(cluster)} Start them with python -m "
                     "tf_dsgd.serve, or correct their addresses."
-                    f"{_others_listen(cluster, silent)}"
+                    f"{_why(cluster, silent)}"
                 )
             if now - said > deadlines.MESSAGE_SECONDS:
                 said = now
-                say(f"waiting for {', '.join(absent)}{_others_listen(cluster, silent)}")
+                say(f"waiting for {', '.join(absent)}{_why(cluster, silent)}")
         time.sleep(deadlines.RETRY_SECONDS)
 
 
@@ -53,6 +54,27 @@ def _needed(cluster: cluster_spec.Tasks) -> str:
     if not cluster.ps:
         return "Without ps tasks every worker is needed."
     return "Every ps task and one worker are needed."
+
+
+def _why(cluster: cluster_spec.Tasks, silent: set[str]) -> str:
+    return _unknown_hosts(silent) + _others_listen(cluster, silent)
+
+
+def _unknown_hosts(silent: set[str]) -> str:
+    """Says so where a host's name has no address."""
+    hosts = sorted({address.rpartition(":")[0].strip("[]") for address in silent})
+    unknown = [host for host in hosts if not _has_address(host)]
+    if not unknown:
+        return ""
+    return f" No address is known of the host {', '.join(unknown)}: correct its name in TF_CONFIG."
+
+
+def _has_address(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True
 
 
 def _others_listen(cluster: cluster_spec.Tasks, silent: set[str]) -> str:
