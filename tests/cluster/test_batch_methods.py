@@ -49,6 +49,7 @@ def test_a_killed_and_a_stopped_worker_change_no_iterate():
         got = report(process, "RESULT", 120.0)
         os.kill(pids["worker 2"], signal.SIGCONT)
         assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert "tf_dsgd: lost worker 1 at " in log(process), log(process)
     losses, weights = _twin()
     np.testing.assert_allclose(got["losses"], losses, rtol=1e-4)
     np.testing.assert_allclose(got["weights"], weights, rtol=1e-3, atol=1e-5)
