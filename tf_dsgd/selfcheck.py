@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_dsgd.__main__ import here
 from tf_dsgd.cluster import LocalCluster, TFCluster
+from tf_dsgd.installed import here
 from tf_dsgd.strategies.downpour import DownpourStrategy
 
 EXAMPLES, BATCH, EPOCHS = 512, 16, 3

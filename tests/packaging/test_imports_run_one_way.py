@@ -13,7 +13,7 @@ from tests.packaging import imports
 
 ROOMS = [
     {"_requirements", "_tf", "_tf_errors", "_tf_remote", "_tf_server", "_version"},
-    {"arithmetic", "checks", "console", "floods", "membership", "report", "resuming"},
+    {"arithmetic", "checks", "console", "floods", "installed", "membership", "report", "resuming"},
     {"gpu", "places"},
     {"accumulators", "algorithm"},
     {"algorithms", "compression", "optimizers", "transport"},
