@@ -145,6 +145,7 @@ def test_workers_that_die_and_stop_change_nothing():
     ]
     struck, _, strategy = _fit(_cluster(3, faults=faults), 4)
     np.testing.assert_allclose(struck, quiet, rtol=1e-10)
+    assert {fault for _, fault in strategy.engine.struck} == set(faults)
     ledger = strategy.ledger()
     assert ledger.in_flight == 0 and ledger.sent == ledger.applied + ledger.refused
 

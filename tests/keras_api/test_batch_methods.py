@@ -17,6 +17,7 @@ def _strategy(workers=2, **options):
 
 
 def _model(strategy, layers=None, optimizer=None, **options):
+    keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((4,)), *(layers() if layers else []), keras.layers.Dense(1)]
@@ -74,10 +75,10 @@ def test_the_loss_is_that_of_evaluate():
     options = {"sample_weight": weights, "batch_size": 8, "verbose": 0}
     history = model.fit(x, y, epochs=3, **options)
     evaluated = model.evaluate(x, y, return_dict=True, **options)
-    np.testing.assert_allclose(strategy.last_iteration().loss, evaluated["loss"], rtol=1e-6)
+    np.testing.assert_allclose(strategy.last_iteration().loss, evaluated["loss"], rtol=3e-6)
     for name in ("loss", "kind_accuracy"):  # Keras's losses of outputs go by the order of the data
         found = history.history[name][-1]
-        np.testing.assert_allclose(found, evaluated[name], rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found, evaluated[name], rtol=3e-6, err_msg=name)
     assert history.history["loss"] == sorted(history.history["loss"], reverse=True)
 
 
@@ -114,7 +115,7 @@ def test_class_weights():
     model.fit(x, y, class_weight=given, epochs=2, verbose=0)
     share = np.take_along_axis(model.predict(x, verbose=0), y[:, None], 1)[:, 0]
     expected = np.mean([given[c] for c in y] * -np.log(share))
-    np.testing.assert_allclose(strategy.last_iteration().loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(strategy.last_iteration().loss, expected, rtol=3e-6)
 
 
 def test_one_batch_of_all_data_and_many_give_the_same():
@@ -213,12 +214,15 @@ def test_where_there_is_no_lower_point_fit_ends_at_the_old_weights(capsys):
 
 
 def test_weights_changed_by_a_callback_are_where_it_goes_on():
-    strategy = _strategy()
-    model = _model(strategy)
+    model = _model(_strategy())
     x, y = _data()
-    model.fit(x, y, epochs=3, verbose=0)
-    model.set_weights([np.ones((4, 1)), np.zeros(1)])
-    model.fit(x, y, epochs=1, verbose=0)
+
+    def moves(epoch, logs):
+        if epoch == 2:
+            model.set_weights([np.ones((4, 1)), np.zeros(1)])
+
+    moving = keras.callbacks.LambdaCallback(on_epoch_end=moves)
+    model.fit(x, y, epochs=4, verbose=0, callbacks=[moving])
     fresh = _model(_strategy())
     fresh.set_weights([np.ones((4, 1)), np.zeros(1)])
     fresh.fit(x, y, epochs=1, verbose=0)
@@ -265,6 +269,23 @@ def test_frozen_batch_norm_and_dropout_of_0_are_functions():
         model.compile(loss="mse")
     history = model.fit(*_data(), epochs=3, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
+
+
+def test_random_numbers_in_a_function_of_the_layer_are_found():
+    class Noisy(keras.layers.Layer):
+        @tf.function
+        def call(self, inputs):
+            return inputs + tf.random.normal([4])
+
+    model = _model(_strategy(), lambda: [Noisy()])
+    with pytest.raises(ValueError, match="draws random numbers"):
+        model.fit(*_data(), verbose=0)
+
+
+def test_weights_of_16_bits_are_refused():
+    model = _model(_strategy(), lambda: [keras.layers.Dense(2, dtype="bfloat16")])
+    with pytest.raises(ValueError, match=r"16 bits cannot hold.*type bfloat16"):
+        model.fit(*_data(), verbose=0)
 
 
 def test_float16_is_refused():

@@ -21,7 +21,7 @@ import numpy as np
 
 from tf_dsgd.algorithms import directions
 from tf_dsgd.algorithms.directions import Pair
-from tf_dsgd.algorithms.line_search import Armijo, LineSearch, Point, StrongWolfe
+from tf_dsgd.algorithms.line_search import Armijo, LineSearch, StrongWolfe
 
 STEPPED = "a step was made"
 NO_STEP = "no lower point was found, along the steepest descent either"
@@ -169,17 +169,18 @@ class BatchMethod:
             direction, slope = self._direction()
             vectors.aim(direction)
             search = self.settings.search(at, slope, self._first_step(slope), self.noise)
-            result = at
+            result, tried = at, 0.0
             while search.step is not None:
-                result = yield search.step
+                tried = search.step
+                result = yield tried
                 search.tell(result.loss, result.slope)
             evaluations += search.evaluations
             if search.found is None:
                 if not self._pairs:
                     break
                 continue
-            if search.found != Point(search.found.step, result.loss, result.slope):
-                result = yield search.found.step  # a point before the last one
+            if search.found.step != tried:
+                result = yield search.found.step
                 evaluations += 1
             self._take(vectors, search.found.step, slope, result)
             reason = self._tolerance(at, result)
@@ -227,7 +228,9 @@ class BatchMethod:
             return 1.0
         if self._last is not None:
             step, before = self._last
-            return step * before / slope
+            first = step * before / slope
+            if 0.0 < first < math.inf:
+                return first
         return min(1.0, 1.0 / math.sqrt(self._known.gradient_square))
 
     def _take(self, vectors: Vectors, step: float, slope: float, result: Evaluated) -> None:

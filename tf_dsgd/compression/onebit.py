@@ -3,7 +3,7 @@
     p = g + e;   sent = the mean of a column's p >= 0 where p >= 0, else of its p < 0
     e = p - sent
 
-(equations 2 and 3 of the paper, with its choice of the two values: the least square error.)
+(error feedback as in the paper, with its choice of the two values: the least square error.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tf_dsgd.compression.lossy import ErrorFeedback, Memory, product
 class OneBit(ErrorFeedback):
     """Sends the sign of each element, and two numbers for each column.
 
-    Use it for a fixed 30 times fewer bytes, with every element in every message: nothing waits for
+    Use it for up to 32 times fewer bytes, with every element in every message: nothing waits for
     long, and there is nothing to choose::
 
         p = g + e;   sent_ij = a_j where p_ij >= 0, else b_j;   e <- p - sent

@@ -37,8 +37,7 @@ class QSGD(Lossy):
     Args:
         levels: s, the number of levels besides 0; at least 1, below 32768. Above 127 an element
             takes two bytes.
-        seed: of the random numbers; an integer of at least 0. They differ between messages, weights
-            and workers.
+        seed: of the random numbers; an integer of at least 0. They differ between messages.
 
     Raises:
         ValueError: for a wrong argument, naming it.

@@ -2,7 +2,7 @@
 
     u <- m u + g;   v <- v + u;   send v where |v| is among the k largest;   u, v <- 0 there
 
-(section 3.2 and algorithm 4 of the paper, without sampling the threshold; with m = 0: v <- v + g.)
+(sections 3.2 and 3.3 of the paper, without sampling the threshold; with m = 0: v <- v + g.)
 """
 
 from __future__ import annotations

@@ -266,12 +266,15 @@ class Engine(abc.ABC):
 
     def _discard(self, failed: int | None) -> None:
         """After an error: sends what is whole, has the failed worker's message refused."""
-        try:
-            for task in self.tasks:
+        for task in self.tasks:
+            try:
                 self._send_what_is_whole(task, task.index != failed)
+            except tf.errors.OpError as error:
+                if task.index != failed:
+                    say(f"what worker {task.index} had not sent is lost: {error.message}")
+        try:
             numbers = self.store.sequences()
-        except tf.errors.OpError as error:
-            say(f"what workers had not sent is lost: {error.message}")
+        except tf.errors.OpError:
             numbers = self.numbers()
         self._stream = None
         self.scheduler.clear(numbers)

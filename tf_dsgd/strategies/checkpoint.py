@@ -107,8 +107,8 @@ class Checkpoint:
             if workers is not None:
                 arrays[name + _OF_WORKERS] = workers
         for name, cell in self._cells():
-            found = cell.read()
-            zeros = np.zeros_like(cell.template)  # what a worker that is not there begins with
+            found, template = cell.read(), cell.template  # which may be a lost worker's
+            zeros = np.zeros(template.shape.as_list(), template.dtype.as_numpy_dtype)
             arrays[name] = np.stack([found.get(m, zeros) for m in range(self._engine.num_workers)])
         return arrays | self._waiting
 

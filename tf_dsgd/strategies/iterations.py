@@ -198,15 +198,20 @@ class Iterations:
         iterating = self._under_way
         if iterating is None:
             raise RuntimeError("An epoch ends that has not begun.")
-        while self._finished is None:
-            result = self._evaluated(vectors)
-            try:
-                self._go_to(vectors, iterating.send(result))
-                self._pass(iterator, program, model)
-            except StopIteration as ended:
-                self._finished = ended.value
-        self._engine.settle()
-        self._under_way = None
+        try:
+            while self._finished is None:
+                result = self._evaluated(vectors)
+                try:
+                    self._go_to(vectors, iterating.send(result))
+                    self._pass(iterator, program, model)
+                except StopIteration as ended:
+                    self._finished = ended.value
+            self._engine.settle()
+        except BaseException:
+            self.method.forget()  # the weights are where the error, or Ctrl-C, found them
+            raise
+        finally:
+            self._under_way = None
         self.last = self._finished
         if self.last.is_last and model is not None:
             model.stop_training = True

@@ -30,11 +30,13 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
             f"{name} has no argument 'num_workers'; its cluster knows that number: "
             f"{name}(tf_dsgd.LocalCluster(num_workers={given['num_workers']!r}))."
         )
-    if "compression" in given and "compression" not in taken:
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values())
+    if "compression" in given and "compression" not in taken and not open_ended:
         raise TypeError(
-            f"{name} has no argument 'compression': its workers send weights, and weights of which "
-            "a part is missing are another model. Use tf_dsgd.DownpourStrategy or "
-            "tf_dsgd.SoftsyncStrategy, whose workers send gradients or changes. "
+            f"{name} has no argument 'compression': its workers send weights, or the gradient of "
+            "all data, and a part of these is no smaller step in the same direction. Use "
+            "tf_dsgd.DownpourStrategy or tf_dsgd.SoftsyncStrategy, whose workers send gradients or "
+            "changes. "
             f"Received: compression={given['compression']!r}."
         )
 

@@ -17,7 +17,11 @@ import tensorflow as tf
 from tf_dsgd.strategies.capture import Application
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
-_RANDOM = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
+_RANDOM = (
+    *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial"),
+    *("RngReadAndSkip", "RngSkip", "StatefulRandom", "StatefulStandardNormal"),
+    *("StatefulTruncatedNormal", "StatefulUniform"),
+)
 
 
 def check_compiled(model: keras.Model | None, applications: Sequence[Application]) -> None:
@@ -33,6 +37,13 @@ def check_compiled(model: keras.Model | None, applications: Sequence[Application
             "A batch method scales no loss, and under mixed_float16 Keras wraps the optimizer in a "
             "LossScaleOptimizer. Use the policy mixed_bfloat16 or float32."
         )
+    for variable in applications[0].weights:
+        if variable.dtype.size < 4:
+            raise ValueError(
+                "A batch method adds up gradients over all data, which 16 bits cannot hold. Use "
+                "the policy mixed_bfloat16, whose weights are of 32, float32 or float64. Received: "
+                f"{variable.name} of type {variable.dtype.name}."
+            )
     changed = _changed_options(optimizer)
     if changed is not None:
         raise ValueError(
@@ -71,7 +82,9 @@ def check_repeatable(
     model: keras.Model | None, written: Iterable[ReplicaVariable], graph: Any
 ) -> None:
     """Refuses a step that gives another loss at the same weights when it is run again."""
-    random = [op.name for op in graph.get_operations() if op.type.startswith(_RANDOM)]
+    made = graph.as_graph_def()
+    nodes = [*made.node, *(node for f in made.library.function for node in f.node_def)]
+    random = [node.name for node in nodes if node.op.startswith(_RANDOM)]
     if random:
         raise ValueError(
             "A batch method compares the loss at several points, and this model draws random "
