@@ -10,6 +10,7 @@ wherever it stands. Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from typing import Any
 
@@ -216,3 +217,11 @@ def reason_of(error: BaseException) -> str:
 
 def _says_one_of(error: BaseException, texts: tuple[str, ...]) -> bool:
     return any(text in str(error) for text in texts)
+
+
+def why_not_written(error: OSError) -> str:
+    """The reason in a few words; h5py 3.14 gives no `strerror`, and all that it knows."""
+    if error.strerror:
+        return error.strerror
+    number = re.search(r"errno = (\d+)", str(error))
+    return os.strerror(int(number[1])) if number else " ".join(str(error).split())

@@ -26,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 from absl import logging
 
+from tf_dsgd import _tf_errors
 from tf_dsgd._version import __version__
 
 try:
@@ -217,7 +218,8 @@ class Checkpoints:
         try:
             return self._write(origin, fill)
         except OSError as error:
-            words = f"no checkpoint could be written to {self.directory}: {_reason(error)}"
+            why = _tf_errors.why_not_written(error)
+            words = f"no checkpoint could be written to {self.directory}: {why}"
             raise type(error)(error.errno, words, *filter(None, [error.filename])) from error
 
     def _write(self, origin: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
@@ -435,11 +437,3 @@ def _to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _reason(error: OSError) -> str:
-    """In a few words; h5py writes its own, of a line for each thing that it knows."""
-    if error.strerror:
-        return error.strerror
-    number = re.search(r"errno = (\d+)", str(error))
-    return os.strerror(int(number[1])) if number else " ".join(str(error).split())

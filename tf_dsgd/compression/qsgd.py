@@ -27,8 +27,8 @@ class QSGD(Lossy):
         sent_i = |g|_2 sign(g_i) l_i / s;   l_i = floor(s |g_i| / |g|_2 + u_i),  u_i from [0, 1)
 
     with s = `levels` and g a message's gradient (or update) of one weight. The fewer levels, and
-    the larger the weight, the more noise: up to min(n / s^2, sqrt(n) / s) times |g|^2 for n
-    elements.
+    the larger the weight, the more noise: up to min(n / s^2, sqrt(n) / s) times the square of g's
+    norm, for n elements.
 
     - What a worker has drawn so far is a count of its messages, which is in checkpoints.
     - A gradient that is not finite ends training with an error.
