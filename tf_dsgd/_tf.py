@@ -432,4 +432,10 @@ def partitions(function: BoundFunction, device: str, args: Sequence[tf.Tensor]) 
         metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
-    return [graph for entry in metadata.function_graphs for graph in entry.partition_graphs]
+    # Other functions that ran meanwhile, or before, are in it, too: what was imported tells this one.
+    return [
+        graph
+        for entry in metadata.function_graphs
+        if any(node.name.startswith("import/") for g in entry.partition_graphs for node in g.node)
+        for graph in entry.partition_graphs
+    ]
