@@ -432,7 +432,7 @@ def partitions(function: BoundFunction, device: str, args: Sequence[tf.Tensor]) 
         metadata = context.export_run_metadata()
     finally:
         context.disable_run_metadata()
-    # Other functions that ran meanwhile, or before, are in it, too: what was imported tells this one.
+    # Other functions that ran meanwhile are in it, too: what was imported tells this one.
     return [
         graph
         for entry in metadata.function_graphs
