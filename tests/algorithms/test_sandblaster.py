@@ -140,8 +140,8 @@ def test_iterates_are_the_twin_s(workers, shards, batch_size, method):
 def test_workers_that_die_and_stop_change_nothing():
     quiet, _, _ = _fit(_cluster(3), 4)
     faults = [
-        tf_dsgd.faults.fail_at(1, step=30, back_after=5.0),
-        tf_dsgd.faults.stop_at(2, step=55, seconds=40.0),
+        tf_dsgd.faults.fail_at(1, step=12, back_after=5.0),
+        tf_dsgd.faults.stop_at(2, step=25, seconds=40.0),
     ]
     struck, _, strategy = _fit(_cluster(3, faults=faults), 4)
     np.testing.assert_allclose(struck, quiet, rtol=1e-10)
