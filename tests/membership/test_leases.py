@@ -197,3 +197,16 @@ def test_an_orphan_is_not_counted_by_an_answer_of_the_owner_that_was_lost():
     made.fenced(task, [0, 1])
     assert not made.counted(task, lease, 1.0)
     assert lease.state is LeaseState.ORPHANED and made.orphans == [lease]
+
+
+def test_who_has_no_work_and_is_read_slowly_holds_nobody_up_under_a_bound():
+    """Stopped as the chief reads what it shows: there is no lease of it that another could run."""
+    made = scheduler(rule=Rule(bound=0))
+    first, second, third = made.tasks
+    counted(made, 0, 1)
+    counted(made, 2, 1)
+    assert not made.may_begin(first) and not made.may_begin(third)
+    second.read_is_slow = True
+    assert made.may_begin(first) and made.may_begin(third)
+    made.taken(second, 1)  # with mini-batches of its own it is waited for, or these are run
+    assert not made.may_begin(first)

@@ -352,7 +352,10 @@ class Members:
         with engine.changed:
             for task in self.tasks:
                 slow = task.read_since is not None and least is not None
-                task.read_is_slow = slow and now - (task.read_since or now) > (least or 0.0)
+                slow = slow and now - (task.read_since or now) > (least or 0.0)
+                if slow and not task.read_is_slow:
+                    engine.wake()  # those who wait for it under a bound do so no longer
+                task.read_is_slow = slow
             working = engine.working()
             progress = working, scheduler.available, [(t.clock, t.unsent) for t in self.tasks]
         if progress != self._standing[1]:

@@ -79,6 +79,9 @@ class Outputs:
                 self._divide_rounds(task)
         finally:
             with changed:
+                if task.read_is_slow:  # others went on: as one that joins it does not hold them up
+                    scheduler = self._members.scheduler
+                    task.clock = max(task.clock, scheduler.slowest(but=task))
                 task.read_since, task.read_is_slow = None, False
 
     def _divide_rounds(self, task: Task) -> None:

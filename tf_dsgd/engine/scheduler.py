@@ -119,7 +119,8 @@ class Scheduler:
         """The least of `clocks` and those of workers that have, or may get, work."""
         more = bool(self.available) or not self.draining
         others = (t for t in self.present if t is not but)
-        working = (t for t in others if t.leases or (more and self.joined(t) and self.limit(t) > 0))
+        may = (t for t in others if t.leases or (more and self.joined(t) and self.is_awaited(t)))
+        working = (t for t in may if t.leases or self.limit(t) > 0)
         return min([*clocks, *(t.clock for t in working)], default=0)
 
     def round_steps(self, task: Task) -> int:

@@ -1,6 +1,7 @@
 """A chief of workers that wait for each other, one of which is stopped for a while.
 
-Usage: late.py STRATEGY. Prints DONE with the seconds it was stopped for and what was counted.
+Usage: late.py STRATEGY [reading]. Prints DONE with the seconds it was stopped for and what was
+counted. With `reading` it is stopped as the chief reads what it shows, between two mini-batches.
 """
 
 import json
@@ -12,6 +13,7 @@ import keras
 
 import tf_dsgd
 from tests import faults
+from tf_dsgd.engine.outputs import Outputs
 
 EXAMPLES, BATCH, EPOCHS = 2400, 4, 2
 MAKE = {
@@ -26,18 +28,36 @@ class Stops(keras.callbacks.Callback):
     def __init__(self, strategy):
         super().__init__()
         self.strategy, self.process, self.seconds = strategy, None, None
+        self.waits = False
 
     def on_train_batch_end(self, batch, logs=None):
         if self.seconds is not None:
             return
         done = [worker.steps for worker in self.strategy.ledger().workers]
         if self.process is None and min(done) >= 50:
-            self.process, self.least = faults.task("worker", 1), sum(done) + 150
-            self.process.send_signal(signal.SIGSTOP)
-            self.begun = time.monotonic()
+            self.waits = "reading" in sys.argv
+            if not self.waits:
+                self.stop(sum(done))
         elif self.process is not None and sum(done) >= self.least:
             self.seconds = time.monotonic() - self.begun
             self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, done):
+        self.waits, self.least = False, done + 150
+        self.process = faults.task("worker", 1)
+        self.process.send_signal(signal.SIGSTOP)
+        self.begun = time.monotonic()
+
+
+def stopped_as_it_is_read(stops):
+    bring = Outputs.bring
+
+    def stops_first(self, task):
+        if task.index == 1 and stops.waits:
+            stops.stop(sum(worker.steps for worker in stops.strategy.ledger().workers))
+        bring(self, task)
+
+    Outputs.bring = stops_first
 
 
 if __name__ == "__main__":
@@ -47,6 +67,7 @@ if __name__ == "__main__":
         model = faults.seen_model(EXAMPLES, keras.optimizers.SGD(0.01))
     x, y = faults.data(EXAMPLES)
     stops = Stops(strategy)
+    stopped_as_it_is_read(stops)
     model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0, callbacks=[stops])
     ledger = faults.assert_nothing_lost(strategy, model, EPOCHS, EXAMPLES // BATCH)
     print("DONE", json.dumps([stops.seconds, ledger.reasons]), flush=True)
