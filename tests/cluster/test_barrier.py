@@ -55,7 +55,9 @@ def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
         seconds, reasons = report(process, "DONE", 180.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert seconds < 60.0
-    assert reasons["repeated"] <= 1 and reasons["replaced"] == reasons["failed"] == 0
+    repeated = reasons["repeated"]
+    assert repeated == 0 if "reading" in strategy else repeated >= 1
+    assert reasons["replaced"] == reasons["failed"] == 0
     assert "lost" not in log(process)
 
 

@@ -95,8 +95,6 @@ class Settings:
     method: str = "lbfgs"
     history: int = 10
     line_search: str = "wolfe"
-    decrease: float = 1e-4
-    curvature: float | None = None
     max_evaluations: int = 20
     gradient_tolerance: float = 0.0
     loss_tolerance: float = 0.0
@@ -109,14 +107,12 @@ class Settings:
     def search(self, at: Evaluated, slope: float, step: float, noise: float) -> LineSearch:
         """A line search from a point."""
         loose = self.method == "lbfgs" and self.history > 0
-        curvature = self.curvature or (0.9 if loose else 0.1)
         kind = StrongWolfe if self.line_search == "wolfe" else Armijo
         return kind(
             at.loss,
             slope,
             step,
-            decrease=self.decrease,
-            curvature=curvature,
+            curvature=0.9 if loose else 0.1,
             max_evaluations=self.max_evaluations,
             noise=noise * abs(at.loss),
         )

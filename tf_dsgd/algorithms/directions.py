@@ -29,7 +29,7 @@ METHODS = ("lbfgs", "cg-fr", "cg-pr", "cg-hs", "gd")
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One step s and change y of the gradient, which stand in the history's row `slot`."""
+    """One step s and change y of the gradient, which are the history's row `slot`."""
 
     slot: int
     step: float

@@ -111,12 +111,14 @@ class LineSearch(abc.ABC):
 class StrongWolfe(LineSearch):
     """Bracketing, then zoom."""
 
-    def __init__(self, *args: float, **options: float):
-        super().__init__(*args, **options)  # type: ignore[arg-type]
-        self._low = self._origin
-        """The best point of sufficient decrease so far."""
-        self._high: Point | None = None
-        """The other end of an interval that holds an acceptable step; None while bracketing."""
+    _lowest: Point | None = None
+    """The best point of sufficient decrease so far; None for where it begins."""
+    _high: Point | None = None
+    """The other end of an interval that holds an acceptable step; None while bracketing."""
+
+    @property
+    def _low(self) -> Point:
+        return self._lowest or self._origin
 
     @property
     def _best(self) -> Point | None:
@@ -138,16 +140,16 @@ class StrongWolfe(LineSearch):
                 self._high = low
             else:
                 farther = _interpolated(low, point)
-                self._low = point
+                self._lowest = point
                 most = _WIDEN * point.step
                 least = point.step + _MARGIN * (point.step - low.step)
                 return min(max(farther, least), most) if farther > point.step else most
-            self._low = point
+            self._lowest = point
         else:
             # Algorithm 3.6: the interval is between the new point and the end downhill of it.
             if point.slope * (high.step - low.step) >= 0:
                 self._high = low
-            self._low = point
+            self._lowest = point
         return self._within()
 
     def _within(self) -> float | None:

@@ -50,7 +50,7 @@ class OneBit(ErrorFeedback):
 
     def chosen(self, memory: Memory, wanted: tf.Tensor) -> list[tf.Tensor]:
         columns = memory.weight.shape[-1] if memory.weight.shape.rank > 1 else 1
-        matrix = tf.reshape(wanted, [product_of(wanted, columns), columns])
+        matrix = tf.reshape(wanted, [_rows(tf.size(wanted), columns), columns])
         positive = matrix >= 0
         means = [_mean(matrix, positive), _mean(matrix, tf.logical_not(positive))]
         bits = packed(tf.reshape(positive, [-1]))
@@ -60,14 +60,13 @@ class OneBit(ErrorFeedback):
         bits, means = sent
         size, columns = product(shape), means.shape[1]
         flat = unpacked(bits, size)
-        rows = size // columns if columns else 0
-        positive = tf.reshape(flat, tf.stack([rows, columns]))
+        positive = tf.reshape(flat, tf.stack([_rows(size, columns), columns]))
         return tf.reshape(tf.where(positive, means[0], means[1]), shape)
 
 
-def product_of(value: tf.Tensor, columns: int) -> tf.Tensor | int:
-    """The number of rows of a matrix of so many columns; also where there are none."""
-    return tf.size(value) // columns if columns else 0
+def _rows(size: tf.Tensor | int, columns: int) -> tf.Tensor | int:
+    """Of a matrix of so many elements and columns; also where there are none."""
+    return size // columns if columns else 0
 
 
 def _mean(matrix: tf.Tensor, chosen: tf.Tensor) -> tf.Tensor:

@@ -41,43 +41,41 @@ class Vectors:
     """
 
     def __init__(self, program: Program, rows: int, engine: Engine):
-        self._program = program
+        self.program = program
         self._vectors = ShardVectors(rows)
         self._engine = engine
         self.calls = 0
         """Round trips so far."""
-        self.step: float | None = None
-        """Where along the direction the weights are now; None where nobody has moved them."""
 
     @functools.cached_property
     def _moved(self) -> _tf.BoundFunction:
-        return self._program.on_shards(self._vectors.moved)
+        return self.program.on_shards(self._vectors.moved)
 
     @functools.cached_property
     def _measure(self) -> _tf.BoundFunction:
-        return self._program.on_shards(self._vectors.measure, tf.TensorSpec([], tf.float64))
+        return self.program.on_shards(self._vectors.measure, tf.TensorSpec([], tf.float64))
 
     @functools.cached_property
     def _begin(self) -> _tf.BoundFunction:
-        return self._program.on_shards(self._vectors.begin)
+        return self.program.on_shards(self._vectors.begin)
 
     @functools.cached_property
     def _aim(self) -> _tf.BoundFunction:
         size = 2 * self._vectors.rows + 1
-        return self._program.on_shards(self._vectors.aim, tf.TensorSpec([size], tf.float64))
+        return self.program.on_shards(self._vectors.aim, tf.TensorSpec([size], tf.float64))
 
     @functools.cached_property
     def _move(self) -> _tf.BoundFunction:
-        return self._program.on_shards(self._vectors.move, tf.TensorSpec([], tf.float64))
+        return self.program.on_shards(self._vectors.move, tf.TensorSpec([], tf.float64))
 
     @functools.cached_property
     def _take(self) -> _tf.BoundFunction:
         slot = tf.TensorSpec([], tf.int64)
-        return self._program.on_shards(self._vectors.take, slot, new_version=True)
+        return self.program.on_shards(self._vectors.take, slot, new_version=True)
 
     @functools.cached_property
     def _out(self) -> _tf.BoundFunction:
-        return self._program.on_shards(self._vectors.take_out)
+        return self.program.on_shards(self._vectors.take_out)
 
     def _call(self, function: _tf.BoundFunction, *tensors: tf.Tensor) -> list[np.ndarray]:
         self.calls += 1
@@ -132,7 +130,7 @@ class Vectors:
                         f"{tuple(spec.shape)} is expected. Go on with the same model and history."
                     )
                 values.append(tf.constant(value, spec.dtype))
-            put_back = self._program.on_shards(
+            put_back = self.program.on_shards(
                 self._vectors.put_back, *(tf.TensorSpec(v.shape, v.dtype) for v in values), only=s
             )
             with self._engine.explained():
@@ -153,7 +151,7 @@ class Iterations:
         self._objective = objective
         self.method = BatchMethod(settings)
         self.last: Iteration | None = None
-        self._vectors: tuple[weakref.ref[Program], Vectors] | None = None
+        self._vectors: Vectors | None = None
         self._data: weakref.ref[Any] | None = None
         self._under_way: Generator[float | None, Evaluated, Iteration] | None = None
         self._finished: Iteration | None = None
@@ -165,14 +163,14 @@ class Iterations:
     @property
     def shard_calls(self) -> int:
         """Round trips of the coordinator to the shards so far, passes over the data aside."""
-        return 0 if self._vectors is None else self._vectors[1].calls
+        return 0 if self._vectors is None else self._vectors.calls
 
     # -- called while tokens are handed out -------------------------------------------------
 
     def begin(self, iterator: Any, program: Program) -> None:
         """An epoch's first token is used: the weights go where the first pass evaluates."""
         _check_whole(iterator)
-        known = self._vectors is not None and self._vectors[0]() is program
+        known = self._vectors is not None and self._vectors.program is program
         vectors = self._vectors_of(program)
         data = iterator.dataset
         if self._restored:
@@ -218,11 +216,11 @@ class Iterations:
             say(f"fit ends after {self.last.number} iterations: {self.last.reason}")
 
     def _vectors_of(self, program: Program) -> Vectors:
-        if self._vectors is None or self._vectors[0]() is not program:
+        if self._vectors is None or self._vectors.program is not program:
             self.method.noise = _noise(program)
             rows = self.method.settings.rows
-            self._vectors = weakref.ref(program), Vectors(program, rows, self._engine)
-        return self._vectors[1]
+            self._vectors = Vectors(program, rows, self._engine)
+        return self._vectors
 
     @staticmethod
     def _go_to(vectors: Vectors, step: float | None) -> None:
@@ -272,7 +270,7 @@ class Iterations:
             return arrays | self._restored
         if self._vectors is None or math.isnan(arrays[f"{_OURS}scalars"][3]):
             return arrays
-        return arrays | self._vectors[1].arrays()
+        return arrays | self._vectors.arrays()
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""

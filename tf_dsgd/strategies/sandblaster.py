@@ -35,11 +35,12 @@ class SandblasterStrategy(DistributedStrategy):
         w <- w + a d
 
     m = `history`. The function f is the loss that `evaluate` gives on the training data: the mean
-    over examples, sample weights and regularisation included. The sum over mini-batches is what
-    counts, so their size (`batch_size`) changes nothing but the work at a time: a free worker takes
-    the next one. Workers fetch once an evaluation and send once, the sum of their gradients; the
-    vectors (gradient, direction, history) stay on the shards, which give the coordinator dot
-    products. All of a direction's come in one round trip (VL-BFGS).
+    over examples, sample weights and regularisation included. A mini-batch (`batch_size`) is the
+    portion that a free worker takes next, and counts with its examples times its mean loss: where
+    a mask reaches the loss, or `reduction` is not Keras's default, pass `shuffle=False`, so that
+    each pass has the same mini-batches. Workers fetch once an evaluation and send once, the sum of
+    their gradients; the vectors (gradient, direction, history) stay on the shards, which give the
+    coordinator dot products. All of a direction's come in one round trip (VL-BFGS).
 
     - The line search looks for the strong Wolfe conditions; `"armijo"` takes what decreases the
       loss enough. Losses and dot products are in double precision. A pair with s'y <= 0 is left
@@ -54,8 +55,9 @@ class SandblasterStrategy(DistributedStrategy):
     - Metrics and loss of an epoch are of the weights at its end. A call of `fit` begins with one
       evaluation more, and with no pairs, since its data may be others; so does an epoch whose
       weights a callback has changed.
-    - A worker that is lost takes its sum along, and others compute its mini-batches. A straggler's
-      are computed by another worker as well, and the first result counts.
+    - A worker that is lost takes its sum along, and others compute its mini-batches. On processes,
+      and on simulated workers with `late_after_seconds`, those of one that is late are computed by
+      another as well, and the first result counts.
 
     Args:
         cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.TFCluster`, `tf_dsgd.SimulatedCluster`; a

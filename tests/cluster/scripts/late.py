@@ -37,15 +37,21 @@ class Stops(keras.callbacks.Callback):
         if self.process is None and min(done) >= 50:
             self.waits = "reading" in sys.argv
             if not self.waits:
-                self.stop(sum(done))
+                self.stop_at_work(sum(done))
         elif self.process is not None and sum(done) >= self.least:
             self.seconds = time.monotonic() - self.begun
             self.process.send_signal(signal.SIGCONT)
 
-    def stop(self, done):
-        self.waits, self.least = False, done + 150
-        self.process = faults.task("worker", 1)
-        self.process.send_signal(signal.SIGSTOP)
+    def stop_at_work(self, done):
+        """With mini-batches of its own, if it has any now; else at another batch's end."""
+        process, task = faults.task("worker", 1), self.strategy.engine.tasks[1]
+        with self.strategy.engine.changed:
+            if task.leases and task.read_since is None:
+                self.stop(process, done)
+
+    def stop(self, process, done):
+        process.send_signal(signal.SIGSTOP)
+        self.waits, self.least, self.process = False, done + 150, process
         self.begun = time.monotonic()
 
 
@@ -54,7 +60,8 @@ def stopped_as_it_is_read(stops):
 
     def stops_first(self, task):
         if task.index == 1 and stops.waits:
-            stops.stop(sum(worker.steps for worker in stops.strategy.ledger().workers))
+            done = sum(worker.steps for worker in stops.strategy.ledger().workers)
+            stops.stop(faults.task("worker", 1), done)
         bring(self, task)
 
     Outputs.bring = stops_first
