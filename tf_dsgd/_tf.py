@@ -7,6 +7,7 @@ Each name says why it is needed and in which versions it was seen to work
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ import tensorflow as tf
 # strategy knows whether a variable belongs to an optimizer, a seed generator or a layer. TF 2.21
 # tells a variable creator nothing of the caller. Keras 3.15.1.
 from keras.src.backend.common import global_state as _keras_state
+
+# The function that passes over every exception, a KeyboardInterrupt too. Keras 3.15.1.
+from keras.src.utils.python_utils import pythonify_logs as _pythonify_logs
 
 # The file in which an interrupt leaves the cache of a `tf.function` broken. TF 2.21.
 from tensorflow.core.function.polymorphism import type_dispatch as _type_dispatch
@@ -40,13 +44,17 @@ from tensorflow.python.eager import tape as _tape
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
 
-LOOKUP_FILE = _type_dispatch.__file__
 BaseResourceVariable = _resource_variable_ops.BaseResourceVariable
 DistributedDataset = _input_lib.DistributedDataset
 StrategyExtended = _distribute_lib.StrategyExtendedV1
 # What a `tf.function` takes apart into tensors and a TypeSpec: the token that stands for a batch is
 # one, so that steps are traced once for each element spec and not for each token. TF 2.21.
 CompositeTensor = tf.__internal__.CompositeTensor
+
+
+def is_harmed_by_interrupts(code: types.CodeType) -> bool:
+    """Whether what Python raises in this code breaks a `tf.function`, or is swallowed by Keras."""
+    return code.co_filename == _type_dispatch.__file__ or code is _pythonify_logs.__code__
 
 
 def make_variable(

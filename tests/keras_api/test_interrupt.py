@@ -12,6 +12,7 @@ import traceback
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.utils import python_utils  # noqa: TID251, it is tested
 from tensorflow.core.function.polymorphism import type_dispatch  # noqa: TID251, it is tested
 
 import tf_dsgd
@@ -102,7 +103,7 @@ def test_caught_and_trained_on(cluster, body, period):
         tf_dsgd.LocalCluster(2),
         tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.5, seed=0),
         tf_dsgd.SimulatedCluster(
-            2, schedule=[(m, action) for m in (0, 1) * 40 for action in ("fetch", "push")]
+            2, schedule=[(m, action) for m in (0, 1) * 400 for action in ("fetch", "push")]
         ),
     ],
     ids=["local", "simulated", "scheduled"],
@@ -125,9 +126,9 @@ def test_within_a_step(cluster, step):
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
     with pytest.raises(KeyboardInterrupt):
-        model.fit(*helpers.ones(160), batch_size=2, verbose=0)
+        model.fit(*helpers.ones(1600), batch_size=2, verbose=0)
     assert float(model.get_weights()[0][0, 0]) == -strategy.steps
-    assert len(seen) == strategy.steps < 80
+    assert len(seen) == strategy.steps < 800
     helpers.assert_ledger_balances(strategy)
 
 
@@ -147,7 +148,7 @@ def test_while_a_step_is_traced(times, capsys):
             return inputs
 
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
-    interrupts.not_within_a_lookup()  # as the first `fit` of a process would have it
+    interrupts.not_where_it_does_harm()  # as the first `fit` of a process would have it
     handler = signal.getsignal(signal.SIGINT)
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
@@ -210,13 +211,47 @@ def test_within_a_lookup_of_a_trace(at):
 
 
 def test_what_an_interrupt_does_to_tensorflows_lookup():
-    """If none of these breaks it any more, `not_within_a_lookup` has no use."""
+    """If none of these breaks it any more, `not_where_it_does_harm` has no use."""
     former = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         outcomes = [interrupted_lookup(at) for at in (1, 2, 3, 4)]
     finally:
         signal.signal(signal.SIGINT, former)
     assert ("within", KeyError) in outcomes
+
+
+class NumberAtCtrlC:
+    def __float__(self):
+        signal.raise_signal(signal.SIGINT)
+        return 3.0
+
+
+def interrupted_logs():
+    """When the KeyboardInterrupt came, and what became of the logs."""
+    logs = None
+    try:
+        logs = python_utils.pythonify_logs({"loss": NumberAtCtrlC()})
+        time.sleep(10.0)
+    except KeyboardInterrupt:
+        return "within" if logs is None else "after", logs
+    return "never", logs
+
+
+def test_within_the_logs():
+    tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    assert interrupted_logs() == ("after", {"loss": 3.0})
+
+
+def test_what_keras_does_to_an_interrupt_within_the_logs(monkeypatch):
+    """If this raises, nothing need wait for the logs any more."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        came, logs = interrupted_logs()
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert came == "never"
+    assert isinstance(logs["loss"], NumberAtCtrlC)
 
 
 def test_a_handler_of_the_users_stays():

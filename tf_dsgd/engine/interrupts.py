@@ -78,24 +78,26 @@ def not_swallowed() -> None:
     sys.unraisablehook = hook
 
 
-def not_within_a_lookup() -> None:
-    """From now on a Ctrl-C waits while TensorFlow looks up which trace a call wants.
+def not_where_it_does_harm() -> None:
+    """From now on a Ctrl-C waits while code runs that would break by it, or swallow it.
 
-    `tf.function` keeps them in an ordered dictionary, which calls Python to compare keys. What is
-    raised there leaves the dictionary with a key half removed, and each later call may end with a
-    KeyError of TensorFlow's, in another `fit`, too. Holds for the process, where Python's own
-    handler would raise the KeyboardInterrupt; one of the user's is left alone.
+    `tf.function` keeps its traces in an ordered dictionary, which calls Python to compare keys.
+    What is raised there leaves the dictionary with a key half removed, and each later call may end
+    with a KeyError of TensorFlow's, in another `fit`, too. Keras passes over whatever is raised
+    while it makes numbers of the logs: one Ctrl-C in a hundred was lost there. Holds for the
+    process, where Python's own handler would raise the KeyboardInterrupt; one of the user's is
+    left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _raise_outside_lookups)
+        signal.signal(signal.SIGINT, _raise_where_it_does_none)
 
 
-def _raise_outside_lookups(number: int, frame: Any) -> None:
+def _raise_where_it_does_none(number: int, frame: Any) -> None:
     within = frame
     while within is not None:
-        if within.f_code.co_filename == _tf.LOOKUP_FILE:
+        if _tf.is_harmed_by_interrupts(within.f_code):
             _again_later()
             return
         within = within.f_back

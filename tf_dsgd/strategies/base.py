@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
-from tf_dsgd.engine.interrupts import TRACES, held_back, not_swallowed, not_within_a_lookup
+from tf_dsgd.engine.interrupts import TRACES, held_back, not_swallowed, not_where_it_does_harm
 from tf_dsgd.engine.ledger import Ledger, Staleness
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.running import Resets
@@ -261,7 +261,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         check_dataset(dataset)
         build_without_call()
         make_functions_without_xla()
-        not_within_a_lookup()  # a notebook sets Python's own handler again for each cell
+        not_where_it_does_harm()  # a notebook sets Python's own handler again for each cell
         return self._tokens(dataset)
 
     def _tokens(self, dataset: tf.data.Dataset, source: Source | None = None) -> TokenDataset:
