@@ -6,6 +6,10 @@ SciPy's L-BFGS-B on NumPy, `SandblasterStrategy` on threads, PyTorch's LBFGS and
 Probability's where they are installed, and Downpour with Adagrad. Each run is a process of its own.
 Seconds count from where data and model are ready; what tracing and the first call take is in them
 for the first column, and not for the second, for which the run is made twice.
+
+`--processes` prints two other tables: what a second worker process brings to passes that keep a
+processor busy, and the chief's processor time for an iteration, by the number of parameters.
+`--stragglers`: what backup tasks bring, in virtual seconds.
 """
 
 import argparse
@@ -172,6 +176,37 @@ def by_probability(spec: dict, found: list) -> None:
     tfp.optimizer.lbfgs_minimize(evaluate, start, max_iterations=spec["iterations"])
 
 
+def by_processes(spec: dict) -> dict:
+    """Run by the launcher: seconds of a pass, the chief's processor seconds of an iteration."""
+    import keras
+
+    import tf_dsgd
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal((spec["examples"], 784), np.float32)
+    y = random.integers(0, 10, spec["examples"])
+    strategy = tf_dsgd.SandblasterStrategy(tf_dsgd.TFCluster())
+    hidden = [keras.layers.Dense(spec["hidden"], "relu") for _ in range(2)]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    passes = []
+    count = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: passes.append(strategy.last_iteration().evaluations)
+    )
+    options = {"batch_size": spec["batch_size"], "verbose": 0, "callbacks": [count]}
+    model.fit(x, y, epochs=2, **options)  # traces
+    del passes[:]
+    began, before = time.perf_counter(), time.process_time()
+    model.fit(x, y, epochs=spec["iterations"], **options)
+    seconds, spent = time.perf_counter() - began, time.process_time() - before
+    return {
+        "parameters": model.count_params(),
+        "pass": seconds / (sum(passes) + 1),  # and that of the loss at the beginning
+        "chief": spent / len(passes),
+    }
+
+
 KINDS = {
     "scipy": by_scipy,
     "sandblaster": by_keras,
@@ -233,6 +268,34 @@ def stragglers() -> str:
     return runs.table(["one of four is slower", "without", "with backup tasks"], rows)
 
 
+def launched(workers: int, ps: int, **spec) -> dict:
+    """A run on processes; each worker computes with one thread."""
+    size = ("--workers", str(workers), "--ps", str(ps), "--threads_per_worker", "1")
+    program = [str(runs.HERE / "sandblaster.py"), json.dumps({"kind": "processes", **spec})]
+    return runs.run_process([sys.executable, "-m", "tf_dsgd.launch", *size, *program], 1800)
+
+
+def processes(repetitions: int) -> str:
+    """The second worker's gain, and the chief's time by the number of parameters."""
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(repetitions):
+        for workers, found in seconds.items():
+            spec = {"examples": 8192, "hidden": 1024, "batch_size": 512, "iterations": 5}
+            found.append(launched(workers, 1, **spec)["pass"])
+    gain = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
+    rows = [[str(workers), runs.spread(found, 2)] for workers, found in seconds.items()]
+    first = runs.table(["worker processes", "seconds of a pass"], rows)
+    first += f"\n\nThe second one makes a pass {runs.spread(gain, 2)} times as fast."
+    rows = []
+    for hidden in (64, 256, 1024, 2048):
+        spec = {"examples": 64, "hidden": hidden, "batch_size": 16, "iterations": 20}
+        found = [launched(1, 1, **spec) for _ in range(repetitions)]
+        spent = runs.spread([1e3 * each["chief"] for each in found], 1)
+        rows.append([f"{found[0]['parameters'] / 1e6:.2f}", spent])
+    heads = ["million parameters", "processor ms of the chief an iteration"]
+    return f"{first}\n\n{runs.table(heads, rows)}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=3)
@@ -242,10 +305,14 @@ def main() -> None:
     parser.add_argument("--problems", default="synthetic,digits")
     parser.add_argument("--only", default="", help="contenders whose names have this")
     parser.add_argument("--stragglers", action="store_true", help="this table alone")
+    parser.add_argument("--processes", action="store_true", help="these tables alone")
     options = parser.parse_args()
     print(runs.heading(runs.provenance()))
     if options.stragglers:
         print(stragglers())
+        return
+    if options.processes:
+        print(processes(options.repetitions))
         return
     header = ["problem", "", "seconds", "seconds, warm", "passes or epochs", "beside SciPy"]
     rows = []
@@ -290,6 +357,7 @@ def main() -> None:
 if __name__ == "__main__":
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
-        print(json.dumps(run(json.loads(sys.argv[1]))))
+        spec = json.loads(sys.argv[1])
+        print(json.dumps(by_processes(spec) if spec["kind"] == "processes" else run(spec)))
     else:
         main()

@@ -64,7 +64,16 @@ def _flat(weights):
     return np.concatenate([w.ravel() for w in weights])
 
 
-def _fit(cluster, batch_size, iterations=ITERATIONS, sample_weight=None, note=id, **options):
+def _fit(
+    cluster,
+    batch_size,
+    iterations=ITERATIONS,
+    *,
+    sample_weight=None,
+    note=id,
+    second=None,
+    **options,
+):
     """(weights after each iteration, the losses of the logs, the strategy)."""
     strategy = tf_dsgd.SandblasterStrategy(cluster, **options)
     with strategy.scope():
@@ -72,7 +81,7 @@ def _fit(cluster, batch_size, iterations=ITERATIONS, sample_weight=None, note=id
             [
                 keras.Input((FEATURES,)),
                 keras.layers.Dense(HIDDEN, "tanh", kernel_regularizer=keras.regularizers.L2(DECAY)),
-                keras.layers.Dense(1),
+                keras.layers.Dense(1, kernel_regularizer=second),
             ]
         )
         model.compile(loss="mse")
@@ -173,6 +182,26 @@ def test_float32_comes_to_scipy_s_minimum_of_logistic_regression():
     assert strategy.last_iteration().is_last
     np.testing.assert_allclose(_flat(model.get_weights()), expected.x, atol=1e-4)
     np.testing.assert_allclose(strategy.last_iteration().loss, expected.fun, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("float64")
+def test_a_small_mlp_comes_to_scipy_s_minimum():
+    """From the same weights. Both kernels decay: else the minimum is where weights are infinite."""
+    second = slice(-HIDDEN - 1, -1)
+    inner = _function(*_data(), 1.0)
+
+    def function(flat):
+        loss, gradient = inner(flat)
+        gradient[second] += 2 * DECAY * flat[second]
+        return loss + DECAY * np.sum(flat[second] ** 2), gradient
+
+    expected = optimize.minimize(function, _flat(_start()), jac=True, tol=1e-9)
+    found, _, strategy = _fit(
+        _cluster(2), 20, 200, gradient_tolerance=1e-7, second=keras.regularizers.L2(DECAY)
+    )
+    assert strategy.last_iteration().is_last
+    np.testing.assert_allclose(strategy.last_iteration().loss, expected.fun, rtol=1e-9)
+    np.testing.assert_allclose(found[-1], expected.x, atol=1e-4)
 
 
 @pytest.mark.parametrize("history", [1, 10])
