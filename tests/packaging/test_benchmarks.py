@@ -483,4 +483,4 @@ def test_sandblaster_prints_a_table():
         *("sandblaster.py", "--repetitions", "1", "--problems", "digits"),
         *("--iterations", "40", "--only", "Sandblaster, 2"),
     )
-    assert "| Sandblaster, 2 threads |" in output and "| SciPy L-BFGS-B |" in output
+    assert "| Sandblaster, 2 threads |" in output and "| SciPy, 1 of BLAS |" in output
