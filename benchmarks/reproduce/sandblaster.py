@@ -26,7 +26,7 @@ import tf_dsgd
 
 BATCH = 50
 MESSAGE_SECONDS = 0.05
-RATES = {"Adagrad": teacher.powers(-7, -1), "fixed rate": teacher.powers(-5, 2)}
+RATES = {"L-BFGS": [None], "Adagrad": teacher.powers(-7, -1), "fixed rate": teacher.powers(-5, 2)}
 FEW, MANY = 16, 160
 
 
@@ -102,9 +102,13 @@ def train(method: str, workers: int, rate: float | None, seed: int, options) -> 
 def cells(options) -> list[tuple[str, int, float | None, int]]:
     """All runs: method, workers, rate, seed."""
     seeds = setting.numbers(options.seeds)
-    grid = [("L-BFGS", workers, None) for workers in (FEW, MANY)]
-    for method, rates in RATES.items():
-        grid += [(method, workers, rate) for workers in (FEW, MANY) for rate in rates]
+    grid = [
+        (method, workers, rate)
+        for method, rates in RATES.items()
+        if method in options.methods.split(",")
+        for workers in (FEW, MANY)
+        for rate in rates
+    ]
     return [(*cell, seed) for seed, cell in itertools.product(seeds, grid)]
 
 
@@ -139,8 +143,9 @@ def interval(values: list[float]) -> str:
 
 
 def report(results: list[dict], options) -> str:
-    rows, base = [], chosen(results, "Adagrad", FEW)
-    for method, workers in itertools.product(("L-BFGS", *RATES), (FEW, MANY)):
+    rows, ran = [], options.methods.split(",")
+    base = chosen(results, "Adagrad" if "Adagrad" in ran else ran[0], FEW)
+    for method, workers in itertools.product(ran, (FEW, MANY)):
         picked = chosen(results, method, workers)
         pairs = [(r["seconds"], b["seconds"]) for r, b in zip(picked, base, strict=True)]
         whole = all(seconds is not None for pair in pairs for seconds in pair)
@@ -162,7 +167,7 @@ def report(results: list[dict], options) -> str:
         "rates",
         f"came to {options.target:g} % error",
         "virtual seconds",
-        f"more than Adagrad with {FEW}",
+        f"more than {base[0]['method']} with {FEW}",
         "least error",
     ]
     return runs.table(heads, rows)
@@ -171,14 +176,14 @@ def report(results: list[dict], options) -> str:
 def plot(results: list[dict], options, path: str) -> None:
     pyplot = setting.pyplot()
     figure, axis = pyplot.subplots(figsize=(6.4, 4.0))
-    for method, workers in itertools.product(("L-BFGS", *RATES), (FEW, MANY)):
+    for method, workers in itertools.product(options.methods.split(","), (FEW, MANY)):
         for number, run in enumerate(chosen(results, method, workers)):
             seconds, errors = zip(*run["curve"], strict=True)
             axis.plot(
                 seconds,
                 errors,
                 "-" if workers == FEW else "--",
-                color=f"C{['L-BFGS', *RATES].index(method)}",
+                color=f"C{list(RATES).index(method)}",
                 linewidth=1,
                 label=None if number else f"{method}, {workers} replicas",
             )
@@ -193,6 +198,7 @@ def plot(results: list[dict], options, path: str) -> None:
 def main() -> None:
     parser = setting.arguments(__doc__)
     parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--methods", default=",".join(RATES))
     parser.add_argument("--target", type=float, default=26.0, help="held-out error, per cent")
     parser.add_argument("--epochs", type=int, default=12, help="of Downpour, at most")
     parser.add_argument("--iterations", type=int, default=100, help="of L-BFGS, at most")
