@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 # On every task TensorFlow keeps a context for each chief: all that the chief holds there. A process
@@ -129,6 +130,18 @@ def in_short(error: BaseException) -> BaseException:
     if brief is not error:
         setattr(brief, WHOLE, str(error))
     return brief
+
+
+@contextlib.contextmanager
+def said_in_short() -> Iterator[None]:
+    """Within, an operation that fails raises its error in short."""
+    try:
+        yield
+    except Exception as error:
+        brief = in_short(error)
+        if brief is error:
+            raise
+        raise brief from None
 
 
 def _without_nodes(text: str) -> str | None:

@@ -253,9 +253,21 @@ def test_functions_that_run_eagerly_are_refused():
     model.fit(data, shuffle=False, verbose=0)
 
 
-def test_an_operation_that_fails_on_a_worker_says_why_in_one_line():
+TURNS = [(m, action) for m in (0, 1) * 2 for action in ("fetch", "push")]
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        tf_dsgd.LocalCluster(2),
+        tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, network_seconds=0.0, seed=0),
+        tf_dsgd.SimulatedCluster(2, schedule=TURNS),
+    ],
+    ids=["local", "simulated", "scheduled"],
+)
+def test_an_operation_that_fails_on_a_worker_says_why_in_one_line(cluster):
     """Without the dozens of lines that name the code which made each node on the way."""
-    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    strategy = tf_dsgd.DownpourStrategy(cluster)
     with strategy.scope():
         inputs = keras.Input((1,), dtype="int32")
         rows = keras.layers.Flatten()(keras.layers.Embedding(5, 2, name="table")(inputs))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd._tf_errors import said_in_short
 from tf_dsgd.engine.base import Engine, nothing_to_explain, steps_tensor
 from tf_dsgd.engine.interrupts import held_back
 from tf_dsgd.engine.program import Program
@@ -136,7 +137,7 @@ class ScheduledEngine(Engine):
 
     def _play_while(self, condition: Callable[[], bool]) -> None:
         try:
-            with held_back() as let_interrupts_through:
+            with said_in_short(), held_back() as let_interrupts_through:
                 while self._next < len(self._schedule) and condition():
                     self._play()
                     let_interrupts_through()

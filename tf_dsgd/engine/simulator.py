@@ -11,8 +11,7 @@ A round without a fetch saves the first L, one without a push the last. Turns at
 run in the order in which they were put on the clock; a drain brings all workers to one instant,
 from which they go on in the order of their numbers.
 
-Who does what next is the scheduler's, as on a cluster: the very same objects decide what becomes of
-a lost worker's mini-batches, of a message that some shards lack, and of a straggler's lease.
+Who does what next, and who takes over a lost worker's work, is the scheduler's as on a cluster.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd._tf_errors import said_in_short
 from tf_dsgd.engine import simulated_state
 from tf_dsgd.engine.base import Engine, nothing_to_explain, steps_tensor
 from tf_dsgd.engine.faults import Faults, FaultScript, InParts
@@ -193,7 +193,7 @@ class SimulatorEngine(Engine):
     def _take_turns(self) -> None:
         task = None
         try:
-            with held_back() as let_interrupts_through:
+            with said_in_short(), held_back() as let_interrupts_through:
                 while self.turns.turns:
                     task = self.turns.turns[0].task
                     taken = self._next_turn()
