@@ -31,6 +31,10 @@ FLOODS = [
     "I0000 00:00:1795557380.173596   14054 cpu_feature_guard.cc:227] This TensorFlow binary is "
     "optimized to use available CPU instructions in performance-critical operations.\n"
     "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild.\n",
+    "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at "
+    "collective_ops.cc:212 : UNAVAILABLE: Collective ops is aborted by: recvmsg: reset by peer\n"
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:1:\n"
+    "The error could be from a previous operation. Restart your program to reset.\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -38,6 +42,7 @@ OWN = [
     "E0000 00:00:1795557141.585539    6566 bfc_allocator.cc:1] Out of memory\n",
     "F0000 00:00:1795557141.585539    6566 eager.cc:5] Check failed: Started server with target\n",
     "it says W0000 00:00:1.5 6566 a.cc:4] Local rendezvous is aborting with status\n",
+    "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at cast_op.cc:1\n",
 ]
 SCRIPT = f"""
 import os, sys

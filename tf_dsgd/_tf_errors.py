@@ -96,7 +96,14 @@ _FLOODS = (
     # An error ends a step on every server that has a part in it; the chief says the error.
     "Local rendezvous (?:is aborting with status|recv item cancelled)",
     "RecvTensor cancelled for",
+    # An equal process is lost; the others name it.
+    "Aborting Ring(?:Gather|Reduce) with",
+    "BaseCollectiveExecutor::StartAbort",
+    r"OP_REQUIRES failed at collective_ops\.cc",
     # At every start.
+    "Scanning workers for devices",
+    "MLIR V1 optimization pass is not enabled",
+    "Initializing CoordinationService",
     "oneDNN custom operations are on",
     "This TensorFlow binary is optimized to use available CPU instructions",
     "Started server with target: grpc://",
@@ -109,7 +116,7 @@ FLOOD_HEADS = (
 FLOOD_TAILS = (
     "Additional GRPC error information from remote target|:[A-Z_]+:Error received from peer|"
     r"\t \[\[|This could happen if the remote target has been disconnected|"
-    "To enable the following instructions:"
+    "To enable the following instructions:|The error could be from a previous operation"
 )
 """Matches the lines that may follow one."""
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -240,6 +241,47 @@ def test_ctrl_c_reaches_every_worker(tmp_path):
         assert process.text.count("SAVED") == 2
         assert "Traceback" not in process.text
         assert processes.gone(family) == []
+
+
+FITS = """
+import keras, numpy as np, tf_dsgd
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+telling = keras.callbacks.LambdaCallback(
+    on_train_batch_end=lambda batch, logs: batch == 20 and print("TRAINS", flush=True)
+)
+callbacks = [tf_dsgd.callbacks.PeriodicAveraging(5), telling]
+x = np.ones((200, 2))
+model.fit(x, x[:, :1], batch_size=1, epochs=10**6, verbose=0, callbacks=callbacks)
+"""
+
+
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "a lost worker"])
+def test_a_script_that_catches_nothing_ends_soon_and_in_a_few_lines(tmp_path, ended_by):
+    """Seconds were spent in garbage collection: two to three on two cores, more on busy ones."""
+    path = tmp_path / "train.py"
+    path.write_text(FITS)
+    with processes.started(*MODULE, "--spmd", "--workers", "3", str(path)) as process:
+        for _ in range(3):
+            process.line_with("TRAINS")
+        if ended_by == "Ctrl-C":
+            process.send(signal.SIGINT)
+        else:
+            (lost,) = (p for p in process.descendants() if '"index": 1' in p.environ()["TF_CONFIG"])
+            lost.kill()
+        code, seconds = process.wait(30.0)
+    said = [line for line in process.lines if "TRAINS" not in line]
+    for line in said:
+        if "the traceback is in " in line:
+            Path(line.split()[-1]).unlink()
+    assert "Traceback" not in process.text
+    if ended_by == "Ctrl-C":
+        assert (code, len(said)) == (130, 2), process.text
+        assert "train.py:10: KeyboardInterrupt" in said[-1]
+        assert seconds < 2.0
+    else:
+        assert (code, len(said)) == (137, 5), process.text
+        assert sum("worker 1 at 127.0.0.1:" in line for line in said) == 2
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd import console
 from tf_dsgd.callbacks import checkpoint_files
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints
 
@@ -160,6 +161,7 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_anything_is_trained(tmp_
     seen, error = train(tmp_path / "file" / "backup")
     assert seen == []
     assert "no checkpoint can be written to" in str(error)
+    assert console.NOTHING_TRAINED in error.__notes__  # so that a script ends in a line
 
 
 def test_too_little_space_is_noticed_before_anything_is_trained(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from tf_dsgd import _tf, resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 from tf_dsgd.callbacks.checkpoint_origin import check_origin, origin_of
 from tf_dsgd.checks import folder, positive_int, truth
-from tf_dsgd.console import say
+from tf_dsgd.console import before_training, say
 from tf_dsgd.strategies.base import DistributedStrategy
 
 _WEIGHTS, _METADATA, _STATE = "latest.weights.h5", "training_metadata.json", "strategy.npz"
@@ -128,6 +128,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     # -- called by `fit` --------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
+        with before_training():
+            self._begin(logs)
+
+    def _begin(self, logs: Any) -> None:
         strategy = self._strategy
         if strategy is None:
             self._checkpoints.check_none()

@@ -43,6 +43,7 @@ from tf_dsgd.resuming import (
 )
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
+_EARLY = os.path.join(os.path.dirname(__file__), "early")  # on what Python imports before a script
 
 INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
@@ -160,7 +161,8 @@ class _Launcher:
         if is_script:
             told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}
             kept = self._kept.path if error is None else floods.SIFTED
-            more = {COMMAND: self._command, floods.KEPT: kept}
+            paths = filter(None, [_EARLY, os.environ.get("PYTHONPATH")])
+            more = {COMMAND: self._command, floods.KEPT: kept, "PYTHONPATH": os.pathsep.join(paths)}
         task.started = time.monotonic()
         task.process = subprocess.Popen(
             command,
