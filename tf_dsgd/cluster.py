@@ -276,7 +276,8 @@ class TFCluster(Cluster):
             _ = self._connection
 
     def check_ps(self) -> None:
-        cluster_spec.check_ps(self._tasks)
+        with before_training():
+            cluster_spec.check_ps(self._tasks)
 
     def shard_devices(self) -> list[str]:
         return self._connection.shard_devices()

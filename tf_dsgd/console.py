@@ -84,5 +84,8 @@ def _trains(where: Any) -> bool:
 
 
 def _line(where: Any) -> str:
-    """The line of the script."""
-    return f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}: " if where else ""
+    """The line of the script; before it stand Python's own, of `python -m`."""
+    for frame, line in traceback.walk_tb(where):
+        if not frame.f_code.co_filename.startswith("<frozen"):
+            return f"{frame.f_code.co_filename}:{line}: "
+    return ""

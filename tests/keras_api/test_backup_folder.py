@@ -165,11 +165,17 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_anything_is_trained(tmp_
 
 
 def test_too_little_space_is_noticed_before_anything_is_trained(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 10})
+    """For a small model, too, whose checkpoint is mostly what is beside the weights."""
+    train(tmp_path / "one", epochs=1)
+    files = [path for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    taken = sum(file.stat().st_size for file in files)
+    usage = type("Usage", (), {"free": taken})
     monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", lambda _: usage)
-    seen, error = train(tmp_path)
+    seen, error = train(tmp_path / "other")
     assert seen == [] and error.errno == errno.ENOSPC
     assert "are left" in str(error)
+    usage.free = 3 * taken
+    assert train(tmp_path / "other", epochs=1) == [0]
 
 
 @pytest.mark.parametrize("on_error", ["stop", "warn"])
