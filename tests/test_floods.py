@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tf_dsgd import floods
-from tf_dsgd._tf_errors import FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 
 # Seen in TensorFlow 2.21.0, the second put together as its source does.
 FLOODS = [
@@ -47,7 +47,7 @@ OWN = [
 SCRIPT = f"""
 import os, sys
 from tf_dsgd import floods
-floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r})
+floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r}, {FLOOD_GREETINGS!r})
 """
 
 
@@ -130,6 +130,18 @@ def test_a_crash_keeps_its_last_words(tmp_path):
     assert re.sub(line, "", said) == "".join(OWN) + "last words"
     assert len(re.findall(line, said)) == 1
     assert file.read_text() == "".join(FLOODS)
+
+
+def test_greetings_alone_leave_no_file_and_name_none(tmp_path):
+    greetings = FLOODS[3] + FLOODS[4]
+    assert run(SCRIPT + f"os.write(2, {greetings.encode()!r})", tmp_path) == (0, "", [])
+
+
+def test_greetings_stand_before_what_makes_the_file(tmp_path):
+    words = FLOODS[4] + FLOODS[0] + FLOODS[3]
+    _, said, (file,) = run(SCRIPT + f"os.write(2, {words.encode()!r})", tmp_path)
+    assert file.read_text() == words
+    assert said.count("\n") == 1
 
 
 def test_nobody_waits_for_a_sieve_that_was_killed(tmp_path):

@@ -100,7 +100,9 @@ _FLOODS = (
     "Aborting Ring(?:Gather|Reduce) with",
     "BaseCollectiveExecutor::StartAbort",
     r"OP_REQUIRES failed at collective_ops\.cc",
-    # At every start.
+)
+# The same, at every start.
+_GREETINGS = (
     "Scanning workers for devices",
     "MLIR V1 optimization pass is not enabled",
     "Initializing CoordinationService",
@@ -109,7 +111,8 @@ _FLOODS = (
     "Started server with target: grpc://",
 )
 FLOOD_HEADS = (
-    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] (?:" + "|".join(_FLOODS) + ")"
+    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] "
+    "(?:" + "|".join((*_FLOODS, *_GREETINGS)) + ")"
     "|WARNING: All log messages before absl::InitializeLog"
 )
 """Matches the first line of each."""
@@ -119,6 +122,10 @@ FLOOD_TAILS = (
     "To enable the following instructions:|The error could be from a previous operation"
 )
 """Matches the lines that may follow one."""
+FLOOD_GREETINGS = "|".join(
+    (*_GREETINGS, "All log messages before absl::", "To enable the following instructions:")
+)
+"""Is found in those of them that alone are no reason for a file."""
 
 
 def in_short(error: BaseException) -> BaseException:
