@@ -210,6 +210,20 @@ def test_a_disk_that_is_full_later(tmp_path, monkeypatch, capsys, on_error):
         assert train(tmp_path, epochs=5) == [4]
 
 
+@pytest.mark.parametrize("delete_checkpoint", [False, True])
+def test_weights_that_are_not_finite_take_no_checkpoints_place(tmp_path, capsys, delete_checkpoint):
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                kernel = self.model.trainable_weights[0]
+                kernel.assign(kernel * float("nan"))
+
+    with pytest.raises(AssertionError):  # as the weights are at the end
+        train(tmp_path, epochs=4, callbacks=[Breaks()], delete_checkpoint=delete_checkpoint)
+    assert capsys.readouterr().err.count("is not finite: no checkpoint is written") == 1
+    assert train(tmp_path, epochs=3) == [2]
+
+
 def test_a_wrong_choice():
     with pytest.raises(ValueError, match=r'on_error must be "stop" or "warn". Received: \'go\''):
         tf_dsgd.callbacks.BackupAndRestore("folder", on_error="go")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf, resuming
@@ -54,6 +55,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
       optimizer's class, and all variables must be the same.
     - Not kept: other callbacks' state, the state of Python's, NumPy's and TensorFlow's own random
       numbers, and what workers' time went to.
+    - Weights that are not finite are not written: a run on NaN leaves the last finite checkpoint,
+      also with `delete_checkpoint`, and a line says so.
     - On a cluster that lost a worker, it is saved as one that begins anew.
     - Without a `tf_dsgd` strategy it does what Keras's does.
 
@@ -119,6 +122,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         """Keras's number of the epoch's last mini-batch."""
         self._unsaved = 0
         """Mini-batches since the last checkpoint."""
+        self._warned = False
         self._resumed: tuple[int, int] | None = None
         """The epoch in whose middle the checkpoint was, and Keras's number of its mini-batch."""
 
@@ -190,7 +194,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             return
         strategy.passes.restore(None)
         _tf.set_initial_epoch(self.model, 0)  # else the next `fit` would begin there, too
-        if self.delete_checkpoint:
+        if self.delete_checkpoint and self._is_finite():
             self._checkpoints.delete()
             self._say_where(strategy, None)
         self._checkpoints.release()
@@ -203,6 +207,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if strategy is None:
             raise RuntimeError("The model is under no tf_dsgd strategy.")
         state = strategy.state(held={id(v.value) for v in self._held()})
+        if not self._is_finite():
+            self._unsaved = 0
+            return
         done = strategy.passes.tokens - self._begun if batch >= 0 else 0
         state |= strategy.passes.take(done, last)
 
@@ -221,6 +228,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             return
         self._unsaved = 0
         self._say_where(strategy, written)
+
+    def _is_finite(self) -> bool:
+        """Whether all weights are: who resumes from one that is not gains nothing."""
+        name = next((w.path for w in self.model.trainable_weights if not _finite(w)), None)
+        if name is not None and not self._warned:
+            say(f"{name} is not finite: no checkpoint is written, and the last finite one stays")
+            self._warned = True
+        return name is None
 
     def _held(self) -> list[Any]:
         """What Keras saves: the model's variables and the optimizer's."""
@@ -273,6 +288,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             self.model.load_weights(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _refused(path, error) from error
+
+
+def _finite(weight: Any) -> bool:
+    return bool(np.isfinite(keras.ops.convert_to_numpy(weight)).all())
 
 
 def _bytes_of_checkpoint(variables: list[Any]) -> int:
