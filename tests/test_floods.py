@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from tf_dsgd import floods
-from tf_dsgd._tf_errors import FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 
 # Seen in TensorFlow 2.21.0, the second put together as its source does.
 FLOODS = [
@@ -31,6 +31,10 @@ FLOODS = [
     "I0000 00:00:1795557380.173596   14054 cpu_feature_guard.cc:227] This TensorFlow binary is "
     "optimized to use available CPU instructions in performance-critical operations.\n"
     "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild.\n",
+    "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at "
+    "collective_ops.cc:212 : UNAVAILABLE: Collective ops is aborted by: recvmsg: reset by peer\n"
+    "Additional GRPC error information from remote target /job:worker/replica:0/task:1:\n"
+    "The error could be from a previous operation. Restart your program to reset.\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -38,11 +42,12 @@ OWN = [
     "E0000 00:00:1795557141.585539    6566 bfc_allocator.cc:1] Out of memory\n",
     "F0000 00:00:1795557141.585539    6566 eager.cc:5] Check failed: Started server with target\n",
     "it says W0000 00:00:1.5 6566 a.cc:4] Local rendezvous is aborting with status\n",
+    "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at cast_op.cc:1\n",
 ]
 SCRIPT = f"""
 import os, sys
 from tf_dsgd import floods
-floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r})
+floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r}, {FLOOD_GREETINGS!r})
 """
 
 
@@ -125,6 +130,18 @@ def test_a_crash_keeps_its_last_words(tmp_path):
     assert re.sub(line, "", said) == "".join(OWN) + "last words"
     assert len(re.findall(line, said)) == 1
     assert file.read_text() == "".join(FLOODS)
+
+
+def test_greetings_alone_leave_no_file_and_name_none(tmp_path):
+    greetings = FLOODS[3] + FLOODS[4]
+    assert run(SCRIPT + f"os.write(2, {greetings.encode()!r})", tmp_path) == (0, "", [])
+
+
+def test_greetings_stand_before_what_makes_the_file(tmp_path):
+    words = FLOODS[4] + FLOODS[0] + FLOODS[3]
+    _, said, (file,) = run(SCRIPT + f"os.write(2, {words.encode()!r})", tmp_path)
+    assert file.read_text() == words
+    assert said.count("\n") == 1
 
 
 def test_nobody_waits_for_a_sieve_that_was_killed(tmp_path):

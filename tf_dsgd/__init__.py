@@ -38,15 +38,16 @@ if _requirements.is_program():
     _requirements.end_at_once_on_ctrl_c()
     _requirements.check_installed()  # importing TensorFlow and Keras takes 5 s
 else:
-    _requirements.check()  # first: it says what is missing
-    from tf_dsgd import callbacks, compression, gpu, optimizers
-    from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
-    from tf_dsgd.simulation import faults
-    from tf_dsgd.simulation.delays import Exponential, LogNormal, Pareto, Straggler
-    from tf_dsgd.simulation.simulate import Simulation, simulate
-    from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
-    from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
-    from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
-    from tf_dsgd.strategies.sandblaster import SandblasterStrategy
-    from tf_dsgd.strategies.softsync import SoftsyncStrategy
-    from tf_dsgd.strategies.tables import Rows
+    with _requirements.ended_by_ctrl_c():
+        _requirements.check()  # first: it says what is missing
+        from tf_dsgd import callbacks, compression, gpu, optimizers
+        from tf_dsgd.cluster import LocalCluster, SimulatedCluster, TFCluster
+        from tf_dsgd.simulation import faults
+        from tf_dsgd.simulation.delays import Exponential, LogNormal, Pareto, Straggler
+        from tf_dsgd.simulation.simulate import Simulation, simulate
+        from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
+        from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
+        from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
+        from tf_dsgd.strategies.sandblaster import SandblasterStrategy
+        from tf_dsgd.strategies.softsync import SoftsyncStrategy
+        from tf_dsgd.strategies.tables import Rows

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
 import os
 import signal
 import sys
-from typing import NoReturn
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 PROGRAMS = ("tf_dsgd.launch", "tf_dsgd.serve", "tf_dsgd.report")
 """They need little of the package, and little or nothing of TensorFlow."""
@@ -63,6 +67,48 @@ def end_at_once_on_ctrl_c() -> None:
     """Until the program has its own handler, Ctrl-C ends it, without Python's traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Within, Ctrl-C ends a script that imports the package, without a traceback of TensorFlow's.
+
+    Not where others may want to go on, or to clean up: in a session, or where the package is
+    imported within a function, of whoever runs tests for instance.
+    """
+    default = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not default or hasattr(sys, "ps1") or not _imported_by_a_script():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _imported_by_a_script() -> bool:
+    """Whether all that runs are modules, one importing the next, and these two functions."""
+    own = (__file__, contextlib.__file__)
+    frame = inspect.currentframe()
+    while frame is not None:
+        code = frame.f_code
+        ours = code.co_filename in own or code.co_filename.startswith("<frozen")
+        if code.co_name != "<module>" and not ours:
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _end(number: int, frame: Any) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def is_program() -> bool:

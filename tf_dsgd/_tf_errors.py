@@ -97,22 +97,36 @@ _FLOODS = (
     # An error ends a step on every server that has a part in it; the chief says the error.
     "Local rendezvous (?:is aborting with status|recv item cancelled)",
     "RecvTensor cancelled for",
-    # At every start.
+    # An equal process is lost; the others name it.
+    "Aborting Ring(?:Gather|Reduce) with",
+    "BaseCollectiveExecutor::StartAbort",
+    r"OP_REQUIRES failed at collective_ops\.cc",
+)
+# The same, at every start.
+_GREETINGS = (
+    "Scanning workers for devices",
+    "MLIR V1 optimization pass is not enabled",
+    "Initializing CoordinationService",
     "oneDNN custom operations are on",
     "This TensorFlow binary is optimized to use available CPU instructions",
     "Started server with target: grpc://",
 )
 FLOOD_HEADS = (
-    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] (?:" + "|".join(_FLOODS) + ")"
+    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] "
+    "(?:" + "|".join((*_FLOODS, *_GREETINGS)) + ")"
     "|WARNING: All log messages before absl::InitializeLog"
 )
 """Matches the first line of each."""
 FLOOD_TAILS = (
     "Additional GRPC error information from remote target|:[A-Z_]+:Error received from peer|"
     r"\t \[\[|This could happen if the remote target has been disconnected|"
-    "To enable the following instructions:"
+    "To enable the following instructions:|The error could be from a previous operation"
 )
 """Matches the lines that may follow one."""
+FLOOD_GREETINGS = "|".join(
+    (*_GREETINGS, "All log messages before absl::", "To enable the following instructions:")
+)
+"""Is found in those of them that alone are no reason for a file."""
 
 
 def in_short(error: BaseException) -> BaseException:

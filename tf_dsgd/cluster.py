@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import gc
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -12,10 +11,10 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dsgd import _tf, _version, floods, gpu, resuming
-from tf_dsgd._tf_errors import FAILED, FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
-from tf_dsgd.console import end_scripts_in_a_line, say
+from tf_dsgd.console import before_training, end_scripts_in_a_line, say
 from tf_dsgd.engine import local, remote
 from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine.base import Engine
@@ -30,6 +29,7 @@ from tf_dsgd.simulation.faults import Fault
 from tf_dsgd.simulation.faults import checked as checked_faults
 from tf_dsgd.transport import cluster_spec, listening
 from tf_dsgd.transport.connection import Connection, connect
+from tf_dsgd.transport.ending import spare_what_is_imported
 
 
 class Cluster(abc.ABC):
@@ -243,8 +243,9 @@ class TFCluster(Cluster):
         self._connect_timeout = positive_seconds("connect_timeout_seconds", connect_timeout_seconds)
         self._worker_timeout = positive_seconds("worker_timeout_seconds", worker_timeout_seconds)
         self._late_after = _late_after(late_after_seconds)
-        listening.everywhere()  # whether it is right, before a server is started
-        self._tasks = _tasks(resolver)
+        with before_training():
+            listening.everywhere()  # whether it is right, before a server is started
+            self._tasks = _tasks(resolver)
         self._connected: Connection | None = None
         if self._tasks.task_type in ("worker", "ps"):
             # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
@@ -258,7 +259,7 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            _spare_what_is_imported()
+            spare_what_is_imported()
             self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
@@ -270,11 +271,13 @@ class TFCluster(Cluster):
             version=_version.__version__,
         )
         _configure_process()
-        floods.sift(FLOOD_HEADS, FLOOD_TAILS)
-        _ = self._connection
+        floods.sift(FLOOD_HEADS, FLOOD_TAILS, FLOOD_GREETINGS)
+        with before_training():
+            _ = self._connection
 
     def check_ps(self) -> None:
-        cluster_spec.check_ps(self._tasks)
+        with before_training():
+            cluster_spec.check_ps(self._tasks)
 
     def shard_devices(self) -> list[str]:
         return self._connection.shard_devices()
@@ -314,16 +317,6 @@ def _tasks(resolver: Any) -> cluster_spec.Tasks:
         "resolver must be a ClusterResolver, a tf.train.ClusterSpec, or None for TF_CONFIG. "
         f"Received: {resolver!r}."
     )
-
-
-def _spare_what_is_imported() -> None:
-    """Has garbage collection leave out what TensorFlow and Keras consist of, for the process.
-
-    As a process ends, Python goes through all of that several times: 1.7 s in which a chief that
-    was interrupted, or lost a ps, looks as if it hung. It never finds anything there.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class SimulatedCluster(Cluster):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from tf_dsgd._tf_errors import WHOLE
 
+NOTHING_TRAINED = "Nothing was trained."
+"""The note of an error that comes before training, of what a user gave or of another task."""
+_said_in_a_line = {NOTHING_TRAINED}
+"""The notes of errors that say all that a user can do about them."""
 _GOES_ON = "With tf_dsgd.callbacks.BackupAndRestore the same command would go on from there"
 
 
@@ -20,20 +26,28 @@ def say(message: str, version: str = "") -> None:
     print(f"{who}: {message}\n", end="", file=sys.stderr, flush=True)
 
 
-def end_scripts_in_a_line(*notes: str) -> None:
+def end_scripts_in_a_line(*notes: str, says_interrupts: bool = True) -> None:
     """A script that is ended by an error with one of these notes says the error, and no traceback.
 
     That is written to a file, which is named before, with all that TensorFlow said. So it is with a
     script that Ctrl-C ends in a call of Keras or of this package.
+
+    Args:
+        *notes: those of such errors.
+        says_interrupts: whether Ctrl-C has a line, or ends the script without a word.
     """
-    if sys.excepthook is not sys.__excepthook__:
-        return  # somebody else's, who knows why; or this one
+    _said_in_a_line.update(notes)
+    ours = getattr(sys.excepthook, "of_tf_dsgd", False)  # this one, or that of launch/early
+    if sys.excepthook is not sys.__excepthook__ and not ours:
+        return  # somebody else's, who knows why
 
     def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        known = bool(set(notes).intersection(getattr(error, "__notes__", ())))
+        known = bool(_said_in_a_line.intersection(getattr(error, "__notes__", ())))
         interrupted = kind is KeyboardInterrupt and _trains(where)
         if not known and not interrupted:
             sys.__excepthook__(kind, error, where)
+            return
+        if interrupted and not says_interrupts:
             return
         with tempfile.NamedTemporaryFile(
             "w", prefix="tf_dsgd-traceback-", suffix=".txt", delete=False
@@ -46,7 +60,19 @@ def end_scripts_in_a_line(*notes: str) -> None:
             return
         say(str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}")
 
+    hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+@contextlib.contextmanager
+def before_training() -> Iterator[None]:
+    """Within, an error is one of what the user gave, or of another task: a line says all of it."""
+    end_scripts_in_a_line()
+    try:
+        yield
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        error.add_note(NOTHING_TRAINED)
+        raise
 
 
 def _trains(where: Any) -> bool:
@@ -58,5 +84,8 @@ def _trains(where: Any) -> bool:
 
 
 def _line(where: Any) -> str:
-    """The line of the script."""
-    return f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}: " if where else ""
+    """The line of the script; before it stand Python's own, of `python -m`."""
+    for frame, line in traceback.walk_tb(where):
+        if not frame.f_code.co_filename.startswith("<frozen"):
+            return f"{frame.f_code.co_filename}:{line}: "
+    return ""

@@ -67,27 +67,39 @@ class Sieve:
 
 
 class Kept:
-    """The file of the lines that were taken out; several processes may add to one."""
+    """The file of the lines that were taken out; several processes may add to one.
 
-    def __init__(self, path: str):
+    Args:
+        path: of the file.
+        greetings: is found in lines that wait for the first other one: a run that ends well, and
+            in which TensorFlow said nothing else, leaves no file, and names none.
+    """
+
+    def __init__(self, path: str, greetings: str):
         self.path = path
+        self._greetings = re.compile(greetings.encode())
+        self._waiting: list[bytes] = []
         self._file: int | None = None
 
     def add(self, line: bytes) -> bool:
-        """Whether this is the file's first line.
+        """Whether this is the first line for which the file is made.
 
         Raises:
             OSError: if it cannot be written.
         """
         first = False
         if self._file is None:
+            if self._greetings.search(line):
+                self._waiting.append(line)
+                return False
             flags = os.O_WRONLY | os.O_APPEND
             try:
                 self._file = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o600)
                 first = True
             except FileExistsError:
                 self._file = os.open(self.path, flags)
-        os.write(self._file, line)
+        os.write(self._file, b"".join([*self._waiting, line]))
+        self._waiting.clear()
         return first
 
     def words(self) -> str:
@@ -125,7 +137,7 @@ def pieces(source: int, seconds: float | None = None) -> Iterator[bytes]:
         yield held
 
 
-def sift(heads: str, tails: str) -> None:
+def sift(heads: str, tails: str, greetings: str) -> None:
     """From here on this process's file descriptor 2 is sifted, by a process that ends after it.
 
     Python's own `sys.stderr` goes where it went, at once. If the sieve is killed, what is written
@@ -142,7 +154,7 @@ def sift(heads: str, tails: str) -> None:
     former = signal.pthread_sigmask(signal.SIG_BLOCK, _OUTLIVED)
     try:
         subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, heads, tails, kept()],
+            [sys.executable, "-I", "-S", __file__, heads, tails, greetings, kept()],
             stdin=read,
             stdout=subprocess.DEVNULL,
         ).returncode = 0  # nobody waits for it
@@ -184,9 +196,9 @@ def _write(data: bytes) -> None:
             return
 
 
-def main(heads: str, tails: str, path: str) -> None:
+def main(heads: str, tails: str, greetings: str, path: str) -> None:
     """Sifts standard input into standard error."""
-    sieve, file = Sieve(heads, tails), Kept(path)
+    sieve, file = Sieve(heads, tails), Kept(path, greetings)
     for piece in pieces(0, _QUIET_SECONDS):
         taken = sieve.takes(piece)
         if taken:

@@ -28,6 +28,7 @@ def test_a_ps_that_is_lost_is_named_whatever_was_under_way(moment, what):
     assert error.startswith(what)
     assert "To start again: " in error and "-m tf_dsgd.launch --workers 1 " in error
     assert "[launch] chief (pid" in process.text.splitlines()[-1]
+    assert "Traceback" not in process.text, log(process)
 
 
 @pytest.mark.parametrize("what", ["evaluate", "read"])

@@ -5,6 +5,7 @@ import contextlib
 import json
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -240,6 +241,50 @@ def test_ctrl_c_reaches_every_worker(tmp_path):
         assert process.text.count("SAVED") == 2
         assert "Traceback" not in process.text
         assert processes.gone(family) == []
+
+
+FITS = """
+import os
+import keras, numpy as np, tf_dsgd
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+telling = keras.callbacks.LambdaCallback(
+    on_train_batch_end=lambda batch, logs: batch == 20 and print(told, flush=True)
+)
+averaging = tf_dsgd.callbacks.PeriodicAveraging(5)
+told = f"TRAINS {averaging.worker_index} {os.getpid()}"
+x = np.ones((200, 2))
+model.fit(x, x[:, :1], batch_size=1, epochs=10**6, verbose=0, callbacks=[averaging, telling])
+"""
+
+
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "a lost worker"])
+def test_a_script_that_catches_nothing_ends_soon_and_in_a_few_lines(tmp_path, ended_by):
+    """Seconds were spent in garbage collection: two to three on two cores, more on busy ones."""
+    path = tmp_path / "train.py"
+    path.write_text(FITS)
+    with processes.started(*MODULE, "--spmd", "--workers", "3", str(path)) as process:
+        pids = {}
+        while len(pids) < 3:
+            _, index, pid = process.line_with("TRAINS").rsplit(maxsplit=2)
+            pids[int(index)] = int(pid)
+        if ended_by == "Ctrl-C":
+            process.send(signal.SIGINT)
+        else:
+            processes.kill(pids[1])
+        code, seconds = process.wait(30.0)
+    said = [line for line in process.lines if "TRAINS" not in line]
+    for line in said:
+        if "the traceback is in " in line:
+            Path(line.split()[-1]).unlink()
+    assert "Traceback" not in process.text
+    if ended_by == "Ctrl-C":
+        assert (code, len(said)) == (130, 2), process.text
+        assert "KeyboardInterrupt. With tf_dsgd.callbacks.BackupAndRestore" in said[-1]
+        assert seconds < 2.0
+    else:
+        assert (code, len(said)) == (137, 5), process.text
+        assert sum("worker 1 at 127.0.0.1:" in line for line in said) == 2
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd import console
 from tf_dsgd.callbacks import checkpoint_files
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints
 
@@ -160,14 +161,21 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_anything_is_trained(tmp_
     seen, error = train(tmp_path / "file" / "backup")
     assert seen == []
     assert "no checkpoint can be written to" in str(error)
+    assert console.NOTHING_TRAINED in error.__notes__  # so that a script ends in a line
 
 
 def test_too_little_space_is_noticed_before_anything_is_trained(tmp_path, monkeypatch):
-    usage = type("Usage", (), {"free": 10})
+    """For a small model, too, whose checkpoint is mostly what is beside the weights."""
+    train(tmp_path / "one", epochs=1)
+    files = [path for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    taken = sum(file.stat().st_size for file in files)
+    usage = type("Usage", (), {"free": taken})
     monkeypatch.setattr(checkpoint_files.shutil, "disk_usage", lambda _: usage)
-    seen, error = train(tmp_path)
+    seen, error = train(tmp_path / "other")
     assert seen == [] and error.errno == errno.ENOSPC
     assert "are left" in str(error)
+    usage.free = 3 * taken
+    assert train(tmp_path / "other", epochs=1) == [0]
 
 
 @pytest.mark.parametrize("on_error", ["stop", "warn"])
@@ -200,6 +208,20 @@ def test_a_disk_that_is_full_later(tmp_path, monkeypatch, capsys, on_error):
         assert said.count("No space left on device. Training goes on") == 2
         monkeypatch.undo()
         assert train(tmp_path, epochs=5) == [4]
+
+
+@pytest.mark.parametrize("delete_checkpoint", [False, True])
+def test_weights_that_are_not_finite_take_no_checkpoints_place(tmp_path, capsys, delete_checkpoint):
+    class Breaks(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 2:
+                kernel = self.model.trainable_weights[0]
+                kernel.assign(kernel * float("nan"))
+
+    with pytest.raises(AssertionError):  # as the weights are at the end
+        train(tmp_path, epochs=4, callbacks=[Breaks()], delete_checkpoint=delete_checkpoint)
+    assert capsys.readouterr().err.count("is not finite: no checkpoint is written") == 1
+    assert train(tmp_path, epochs=3) == [2]
 
 
 def test_a_wrong_choice():

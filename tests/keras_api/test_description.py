@@ -68,6 +68,13 @@ def test_a_number_of_workers_in_place_of_a_cluster(name):
         strategy(4, **needed)
 
 
+def test_an_argument_that_is_nearly_spelt_right():
+    with pytest.raises(TypeError, match=r"no argument 'pushevery': did you mean push_every\?"):
+        tf_dsgd.DownpourStrategy(pushevery=5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        tf_dsgd.DownpourStrategy(colour="red")
+
+
 def test_more_workers_than_make_sense(capsys):
     """A hint as the cluster is made, and not again as a strategy is; up to 16 a core, none."""
     cluster = tf_dsgd.LocalCluster(1000)

@@ -15,8 +15,8 @@ from tests.packaging.repository import run_python
 from tf_dsgd.launch import options
 
 
-def run(*arguments, timeout=60.0):
-    return run_python("-m", "tf_dsgd", *arguments, timeout=timeout)
+def run(*arguments, timeout=60.0, **environment):
+    return run_python("-m", "tf_dsgd", *arguments, timeout=timeout, **environment)
 
 
 def test_the_version_without_importing_tensorflow():
@@ -118,6 +118,71 @@ def test_ctrl_c_as_the_script_starts(tmp_path, seconds):
         process.wait(timeout=10)
     assert process.returncode == 130
     assert "Traceback" not in said, said
+
+
+SLOW = """
+import time
+time.sleep(0.5)  # a script that has just begun is killed instead
+print("READY", flush=True)
+time.sleep(60)
+"""
+
+
+def interrupted(*arguments, **environment):
+    """Ctrl-C when it says so; its exit code and what it wrote to standard error."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=helpers.python_env() | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while "READY" not in (line := process.stdout.readline()):
+            assert line, process.communicate(timeout=10)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(("script", "shown"), [("import slow_module", False), (SLOW, True)])
+def test_ctrl_c_within_an_import_of_a_launched_script(tmp_path, script, shown):
+    """As in TensorFlow's, which takes seconds; in the script's own lines Python says where."""
+    (tmp_path / "slow_module.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(script)
+    launch = ("-m", "tf_dsgd.launch", "--spmd", "--workers", "1")
+    code, said = interrupted(*launch, tmp_path / "train.py")
+    assert code == 130
+    assert said.strip().endswith("KeyboardInterrupt") if shown else said == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "traceback"),
+    [("import tf_dsgd", False), ("def within():\n    import tf_dsgd\nwithin()", True)],
+    ids=["script", "function"],
+)
+def test_ctrl_c_within_the_import_of_the_package(tmp_path, script, traceback):
+    """A script ends without a traceback. Who imports it in a function may want to clean up."""
+    (tmp_path / "keras.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(script)
+    path = f"{tmp_path}:{helpers.ROOT}"
+    code, said = interrupted(tmp_path / "train.py", PYTHONPATH=path)
+    assert code == -signal.SIGINT  # which a shell calls 130
+    assert ("Traceback" in said) is traceback, said
+
+
+def test_what_python_runs_before_a_launched_script_leaves_all_as_it_was(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.theirs = __file__")
+    script = "import os, sys; print(['OWN', theirs, os.environ['PYTHONPATH'], sys.path[1:]])"
+    (tmp_path / "train.py").write_text(script)
+    path = f"{tmp_path}:{helpers.ROOT}"
+    ended = run("launch", "--spmd", "--workers", "1", str(tmp_path / "train.py"), PYTHONPATH=path)
+    alone = run_python(str(tmp_path / "train.py"), timeout=60.0, PYTHONPATH=path)
+    assert alone.stdout.startswith("['OWN', ")
+    assert ended.stdout == alone.stdout, ended.stderr
 
 
 @pytest.mark.slow

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf, resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 from tf_dsgd.callbacks.checkpoint_origin import check_origin, origin_of
 from tf_dsgd.checks import folder, positive_int, truth
-from tf_dsgd.console import say
+from tf_dsgd.console import before_training, say
 from tf_dsgd.strategies.base import DistributedStrategy
 
 _WEIGHTS, _METADATA, _STATE = "latest.weights.h5", "training_metadata.json", "strategy.npz"
+# Measured: 1 kB for a variable's names and places, 150 kB for the strategy's counts, rounded up.
+_BESIDE_EACH, _BESIDE_ALL = 2_000, 200_000
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
@@ -52,6 +55,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
       optimizer's class, and all variables must be the same.
     - Not kept: other callbacks' state, the state of Python's, NumPy's and TensorFlow's own random
       numbers, and what workers' time went to.
+    - Weights that are not finite are not written: a run on NaN leaves the last finite checkpoint,
+      also with `delete_checkpoint`, and a line says so.
     - On a cluster that lost a worker, it is saved as one that begins anew.
     - Without a `tf_dsgd` strategy it does what Keras's does.
 
@@ -117,6 +122,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         """Keras's number of the epoch's last mini-batch."""
         self._unsaved = 0
         """Mini-batches since the last checkpoint."""
+        self._warned = False
         self._resumed: tuple[int, int] | None = None
         """The epoch in whose middle the checkpoint was, and Keras's number of its mini-batch."""
 
@@ -128,6 +134,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     # -- called by `fit` --------------------------------------------------------------------
 
     def on_train_begin(self, logs: Any = None) -> None:
+        with before_training():
+            self._begin(logs)
+
+    def _begin(self, logs: Any) -> None:
         strategy = self._strategy
         if strategy is None:
             self._checkpoints.check_none()
@@ -139,7 +149,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
                 f"once. Received: {self.backup_dir!r}."
             )
         self._forget()
-        self._checkpoints.claim(sum(_bytes(variable) for variable in self._held()))
+        self._checkpoints.claim(_bytes_of_checkpoint(self._held()))
         strategy.passes.restore(None)
         _tf.set_initial_epoch(self.model, 0)  # as `fit` was told, unless there is a checkpoint
         try:
@@ -184,7 +194,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             return
         strategy.passes.restore(None)
         _tf.set_initial_epoch(self.model, 0)  # else the next `fit` would begin there, too
-        if self.delete_checkpoint:
+        if self.delete_checkpoint and self._is_finite():
             self._checkpoints.delete()
             self._say_where(strategy, None)
         self._checkpoints.release()
@@ -197,6 +207,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         if strategy is None:
             raise RuntimeError("The model is under no tf_dsgd strategy.")
         state = strategy.state(held={id(v.value) for v in self._held()})
+        if not self._is_finite():
+            self._unsaved = 0
+            return
         done = strategy.passes.tokens - self._begun if batch >= 0 else 0
         state |= strategy.passes.take(done, last)
 
@@ -215,6 +228,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             return
         self._unsaved = 0
         self._say_where(strategy, written)
+
+    def _is_finite(self) -> bool:
+        """Whether all weights are: who resumes from one that is not gains nothing."""
+        name = next((w.path for w in self.model.trainable_weights if not _finite(w)), None)
+        if name is not None and not self._warned:
+            say(f"{name} is not finite: no checkpoint is written, and the last finite one stays")
+            self._warned = True
+        return name is None
 
     def _held(self) -> list[Any]:
         """What Keras saves: the model's variables and the optimizer's."""
@@ -269,8 +290,14 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise _refused(path, error) from error
 
 
-def _bytes(variable: Any) -> int:
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+def _finite(weight: Any) -> bool:
+    return bool(np.isfinite(keras.ops.convert_to_numpy(weight)).all())
+
+
+def _bytes_of_checkpoint(variables: list[Any]) -> int:
+    """About the size of its files: of a small model most is not in the variables."""
+    sizes = [math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables]
+    return sum(sizes) + _BESIDE_EACH * len(sizes) + _BESIDE_ALL
 
 
 def _metadata(path: Path) -> tuple[int, int]:

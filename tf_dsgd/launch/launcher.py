@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, TextIO
 
 from tf_dsgd import floods
-from tf_dsgd._tf_errors import FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.launch.options import parse
 from tf_dsgd.resuming import (
     BACKUP_FD,
@@ -43,6 +43,7 @@ from tf_dsgd.resuming import (
 )
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
+_EARLY = os.path.join(os.path.dirname(__file__), "early")  # on what Python imports before a script
 
 INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
@@ -122,7 +123,7 @@ class _Launcher:
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
         self._errors = sys.stdout if _same_file(sys.stdout, sys.stderr) else sys.stderr
-        self._kept = floods.Kept(floods.kept())
+        self._kept = floods.Kept(floods.kept(), FLOOD_GREETINGS)
         """Lines of TensorFlow's that tell a user nothing."""
         self._cut: dict[TextIO, bytes] = {}  # the prefix of whose line there has no end yet
         self._backup = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as this process
@@ -160,7 +161,7 @@ class _Launcher:
         if is_script:
             told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}
             kept = self._kept.path if error is None else floods.SIFTED
-            more = {COMMAND: self._command, floods.KEPT: kept}
+            more = {COMMAND: self._command, floods.KEPT: kept, "PYTHONPATH": _modules()}
         task.started = time.monotonic()
         task.process = subprocess.Popen(
             command,
@@ -413,6 +414,12 @@ def _environment(cluster: dict[str, Any], job: str, index: int) -> dict[str, str
     config = {"cluster": cluster, "task": {"type": job, "index": index}}
     ours = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}
     return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **ours}
+
+
+def _modules() -> str:
+    """Where a script's Python looks for modules first."""
+    own = os.environ.get("PYTHONPATH")
+    return f"{_EARLY}{os.pathsep}{own}" if own else _EARLY
 
 
 def _threads(options: argparse.Namespace) -> str:

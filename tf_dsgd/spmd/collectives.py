@@ -21,8 +21,10 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf_errors
+from tf_dsgd import _tf_errors, resuming
+from tf_dsgd.console import before_training, end_scripts_in_a_line
 from tf_dsgd.transport import cluster_spec, listening, probing
+from tf_dsgd.transport.ending import spare_what_is_imported
 
 _GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
@@ -217,6 +219,7 @@ class Group:
     def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         """Raises it, now and whenever the group is used again."""
         self._lost = error
+        error.add_note(resuming.ENDS_TRAINING)
         raise error from cause
 
     def _late(self) -> str:
@@ -309,10 +312,14 @@ def group(timeout_seconds: float) -> Group | None:
     global _group
     if not os.environ.get("TF_CONFIG", "").strip():
         return None
-    listening.everywhere()  # whether it is right, before a server is started
-    cluster = cluster_spec.from_tf_config(ps=False)
+    with before_training():
+        listening.everywhere()  # whether it is right, before a server is started
+        cluster = cluster_spec.from_tf_config(ps=False)
     if _group is None:
+        spare_what_is_imported()
         _group = Group(cluster, timeout_seconds)
+        # One Ctrl-C ends all processes: the first one says so for all.
+        end_scripts_in_a_line(resuming.ENDS_TRAINING, says_interrupts=_group.rank == 0)
     elif _group.cluster != cluster:
         raise ValueError(
             "TF_CONFIG has changed, and a process can be in one cluster only. Before: "

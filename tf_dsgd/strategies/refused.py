@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,8 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
     """Names what a strategy does not take, and where it is.
 
     Raises:
-        TypeError: for an argument that another one, or a cluster, has.
+        TypeError: for an argument that another one, or a cluster, has; and for one that was
+            nearly spelt right.
     """
     name, taken = strategy.__name__, inspect.signature(strategy).parameters
     if "num_workers" in given:
@@ -39,6 +41,10 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
             "changes. "
             f"Received: compression={given['compression']!r}."
         )
+    for wrong in () if open_ended else given.keys() - taken.keys():
+        near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
+        if near:
+            raise TypeError(f"{name} has no argument {wrong!r}: did you mean {near[0]}?")
 
 
 def check_codec(codec: Codec, applications: Sequence[Application]) -> None:

@@ -1,0 +1,57 @@
+"""What ends a script: a line, with the traceback in a file, where that line says all."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tf_dsgd import console
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    console.end_scripts_in_a_line("a note")
+    return lambda error: sys.excepthook(type(error), error, error.__traceback__)
+
+
+def raised(kind, *notes):
+    """As a script's call of the package raises it."""
+    try:
+        error = kind("its words")
+        for note in notes:
+            error.add_note(note)
+        raise error
+    except kind as caught:
+        return caught
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+@pytest.mark.parametrize("note", ["a note", console.NOTHING_TRAINED])
+def test_an_error_that_says_all(hook, capsys, kind, note):
+    hook(raised(kind, note))
+    where, last = capsys.readouterr().err.splitlines()
+    line = raised.__code__.co_firstlineno + 6
+    told = "its words" if kind is RuntimeError else f"{__file__}:{line}: ValueError: its words"
+    assert last == f"tf_dsgd: {told}"
+    file = Path(where.removeprefix("tf_dsgd: the traceback is in "))
+    assert file.read_text().startswith("Traceback (most recent call last):")
+    file.unlink()
+
+
+def test_another_error_has_its_traceback(hook, capsys):
+    hook(raised(ValueError, "another note"))
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
+
+
+def test_what_comes_before_training_says_so():
+    with pytest.raises(OSError, match="its words") as caught, console.before_training():
+        raise OSError("its words")
+    assert caught.value.__notes__ == [console.NOTHING_TRAINED]
+
+
+def test_a_hook_of_the_users_stays(monkeypatch):
+    theirs = lambda *_: None  # noqa: E731
+    monkeypatch.setattr(sys, "excepthook", theirs)
+    console.end_scripts_in_a_line()
+    assert sys.excepthook is theirs

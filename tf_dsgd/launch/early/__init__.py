@@ -1,0 +1,1 @@
+"""What Python does before it runs a script of the launcher's: it imports `sitecustomize`."""
