@@ -36,6 +36,7 @@ NAVIGATION = {
         "averaging",
         "which_period",
         "sending_less",
+        "hogwild",
         "batch_methods",
     ],
     "Extend": ["writing_an_algorithm", "architecture", "how_fit_reaches_the_workers"],

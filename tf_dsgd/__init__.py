@@ -14,6 +14,7 @@ __all__ = [
     "DownpourStrategy",
     "ElasticAveragingStrategy",
     "Exponential",
+    "HogwildStrategy",
     "LocalCluster",
     "LocalSGD",
     "LogNormal",
@@ -48,6 +49,7 @@ else:
         from tf_dsgd.strategies.averaging import PeriodicAveragingStrategy
         from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
         from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
+        from tf_dsgd.strategies.hogwild import HogwildStrategy
         from tf_dsgd.strategies.sandblaster import SandblasterStrategy
         from tf_dsgd.strategies.softsync import SoftsyncStrategy
         from tf_dsgd.strategies.tables import Rows

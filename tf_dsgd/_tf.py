@@ -320,6 +320,22 @@ def iterations_variable(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
 
 
 @contextlib.contextmanager
+def counted_natively(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Within, `optimizer.apply` counts by one operation.
+
+    Keras's own `assign_add` reads, then assigns: two that count at once, without a lock, would
+    count once.
+    """
+    counter = optimizer._iterations
+
+    def assign_add(value: Any) -> None:
+        counter.value.assign_add(tf.cast(value, counter.value.dtype), read_value=False)
+
+    with method_replaced(counter, "assign_add", assign_add):
+        yield
+
+
+@contextlib.contextmanager
 def restricted(
     optimizer: keras.optimizers.Optimizer, keep: Callable[[Any], bool]
 ) -> Iterator[None]:

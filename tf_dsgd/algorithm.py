@@ -55,6 +55,9 @@ class LocalRule(abc.ABC):
     keeps_weights: bool = False
     """Whether workers keep weights of their own over drains; those then end with a fetch."""
 
+    shares_weights: bool = False
+    """Whether workers read the shards' own weights, in the same memory, and have no copies."""
+
     repeatable: bool = False
     """Whether a message depends on nothing but what was fetched and the mini-batches. A backup task
     can then compute a straggler's message where others wait for that message."""

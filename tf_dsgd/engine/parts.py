@@ -421,7 +421,7 @@ class Parts:
         """What a fetch gives of a weight of which workers have no copy."""
         shape = self.step.weights[i].shape.as_list()
         none = tf.zeros([0, *shape[1:]], self.step.weights[i].dtype)
-        return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape))
+        return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape, tf.int32))
 
     def _ask(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Who fetches: the worker, who that is to the server rule, its last message's number."""

@@ -73,6 +73,7 @@ class Application:
                 stack.enter_context(_no_clipping(self.inner))
             stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
             stack.enter_context(by_rows(self.inner, lazy))
+            stack.enter_context(_tf.counted_natively(self.inner))
             self.optimizer.apply(gradients, list(variables))
 
 

@@ -17,6 +17,8 @@ from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
+from tf_dsgd.strategies.tables import Part
+from tf_dsgd.strategies.touched_rows import keeps_still
 
 
 def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -77,6 +79,60 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
                 "Use tf_dsgd.compression.QSGD or Cast, which hold nothing back, or another "
                 "optimizer."
             )
+
+
+_AT_ONCE = "Threads update the same weights at once here, without a lock"
+
+
+def check_adds(optimizer: keras.optimizers.Optimizer) -> None:
+    """Whether an optimizer's updates can run side by side: they add in place, and only add.
+
+    Raises:
+        ValueError: if they can't.
+    """
+    kind = type(optimizer).__name__
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError(
+            f"{_AT_ONCE}; {kind} adapts one loss scale for all. Use another dtype policy, such as "
+            "mixed_bfloat16."
+        )
+    if not keeps_still(optimizer):
+        momentum = f" with momentum={optimizer.momentum!r}" if kind == "SGD" else ""
+        raise ValueError(
+            f"{_AT_ONCE}; {kind}{momentum} reads its slots and writes them back, by which updates "
+            "of others would be lost. Use keras.optimizers.SGD without momentum, or Adagrad, which "
+            "add in place; or tf_dsgd.DownpourStrategy, which has a lock."
+        )
+    for option in ("use_ema", "gradient_accumulation_steps"):
+        value = getattr(optimizer, option, None)
+        if value:
+            raise ValueError(
+                f"{_AT_ONCE}; {option} writes over what others have added. Leave it out, or use "
+                f"tf_dsgd.DownpourStrategy. Received: {option}={value!r}."
+            )
+
+
+def check_added_to(applications: Sequence[Application]) -> None:
+    """Whether these weights can be updated side by side, and read where they are.
+
+    Raises:
+        ValueError: if they can't.
+    """
+    for application in applications:
+        for variable in application.variables:
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None:
+                raise ValueError(
+                    f"{_AT_ONCE}; the constraint of {variable.name!r} writes over what others have "
+                    f"added. Leave it out, or use DownpourStrategy. Received: {constraint!r}."
+                )
+        for gradient, weight in zip(application.gradients, application.weights, strict=True):
+            if isinstance(gradient, tf.IndexedSlices) and not isinstance(weight, Part):
+                raise ValueError(
+                    f"{_AT_ONCE}; {weight.name!r} has gradients of some rows, and is read whole, "
+                    "which would copy it at each update. Name it in `placement`, as by "
+                    'placement={"table/.*": tf_dsgd.Rows()}.'
+                )
 
 
 def check_dataset(dataset: Any) -> None:

@@ -25,13 +25,15 @@ class Patterns:
     Args:
         placement: regular expressions, each of which is to match a Keras path, whole or from one
             of its names on, and where what matches goes; or "auto", for each
-            `keras.layers.Embedding` of 100 MB and more.
+            `keras.layers.Embedding` of at least `auto_bytes`.
+        auto_bytes: see there.
 
     Raises:
         TypeError, ValueError: for anything else, naming it.
     """
 
-    def __init__(self, placement: Any):
+    def __init__(self, placement: Any, auto_bytes: int = _AUTO):
+        self._auto_bytes = auto_bytes
         self._auto = isinstance(placement, str) and placement == "auto"
         placement = {} if placement is None or self._auto else placement
         if not isinstance(placement, Mapping):
@@ -63,7 +65,7 @@ class Patterns:
         self._seen.add(variable.path)
         if self._auto and _may_be_split(layer):
             size = tf.TensorShape(variable.shape).num_elements()
-            return bool(size * tf.as_dtype(variable.dtype).size >= _AUTO)
+            return bool(size * tf.as_dtype(variable.dtype).size >= self._auto_bytes)
         names = variable.path.split("/")
         ends = ["/".join(names[k:]) for k in range(len(names))]
         found = [p for p, regex in self._patterns.items() if any(map(regex.fullmatch, ends))]

@@ -20,8 +20,9 @@ from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
-from tf_dsgd.strategies.refused import check_codec
+from tf_dsgd.strategies.refused import check_added_to, check_adds, check_codec
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
+from tf_dsgd.strategies.tables import Part
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)
@@ -60,8 +61,13 @@ class TracedStep:
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
+        if algorithm.local.shares_weights:
+            for optimizer in optimizers:
+                check_adds(optimizer)
         self._trace(call)
         check_codec(algorithm.codec, self.applications)
+        if algorithm.local.shares_weights:
+            check_added_to(self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):
             # Now that the tables are known, trace again so that reading one copies nothing.
@@ -191,7 +197,7 @@ class TracedStep:
 
     def _check_tables(self) -> None:
         self._steps.distribute_strategy.placement.split.check()
-        tables = [v.name for v in self.weights if not v.copied]
+        tables = [v.name for v in self.weights if isinstance(v, Part)]
         if tables and self.compiled:
             raise ValueError(
                 "jit_compile=True does not go with tables that are split by rows: XLA compiles "
@@ -336,6 +342,7 @@ class TracedStep:
             v
             for v in self._worker.touched.values()
             if id(v) not in weights
+            and v.copied
             and not v.owned_by_workers
             and not (v.kind in _MERGED and id(v) in self._worker.written)
         ]

@@ -25,6 +25,7 @@ from tf_dsgd.arithmetic import merged_rows
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.blocks import Blocks, rows_of_block
+from tf_dsgd.strategies.uncopied import NoCopy
 from tf_dsgd.strategies.variable import Kind, check_distributed, current_trace
 
 # A table of as many bytes is worth a line when all of it is read.
@@ -57,21 +58,6 @@ class Rows:
     """
 
 
-class _NoCopy:
-    """What a worker has of a part of a table: its shape. What is written there is dropped."""
-
-    def __init__(self, primary: tf.Variable, name: str):
-        self.name = name
-        self.shape = primary.shape
-        self.dtype = primary.dtype
-
-    def scatter_add(self, slices: tf.IndexedSlices) -> None:
-        """A local step on rows; the next lookup reads them from their shard."""
-
-    def scatter_update(self, slices: tf.IndexedSlices) -> None:
-        """Rows that a fetch brought: none."""
-
-
 class Part:
     """The rows of a table that are on one shard: a weight of the step, for the engine."""
 
@@ -89,7 +75,7 @@ class Part:
         self.dtype = primary.dtype
         self.name = f"{table.name}, rows of shard {shard}"
         self.distribute_strategy = table.distribute_strategy
-        self.template = _NoCopy(primary, self.name)
+        self.template = NoCopy(primary, self.name)
         self._unique_id = _tf.unique_id(primary)
 
     def on_workers(self) -> Part:

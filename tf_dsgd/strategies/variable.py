@@ -43,6 +43,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.snapshots import Snapshots
+from tf_dsgd.strategies.uncopied import NoCopy
 
 
 class Kind(enum.Enum):
@@ -148,6 +149,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.kind = kind
         self.shard = shard
         self.averaged = kind is Kind.STATISTIC
+        self.copied = kind is not Kind.WEIGHT or not strategy.algorithm.local.shares_weights
         self.layer: Any = None
         """The BatchNormalization whose moving statistic it is."""
         self.copies: Replicated | None = None
@@ -181,7 +183,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         trace.touched[id(self)] = self
         if trace.side == "shard":
             return self.on_shard(trace.shard).handle
-        if trace.side == "chief":
+        if trace.side == "chief" or not self.copied:
             return self.primary.handle
         return self.on_workers().template.handle
 
@@ -204,8 +206,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 )
         return self._on_shards.get(shard, self.primary)
 
-    def on_workers(self) -> Replicated:
-        """The workers' copies, created when first asked for."""
+    def on_workers(self) -> Any:
+        """The workers' copies, created when first asked for; a `NoCopy` where they have none."""
+        if not self.copied:
+            return NoCopy(self.primary, self.primary.name)
         if self.copies is None:
             store = self.distribute_strategy.engine.store
             with tf.init_scope():

@@ -1,0 +1,109 @@
+"""`HogwildStrategy`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithms.downpour import Periods
+from tf_dsgd.algorithms.hogwild import AddInPlace, GradientAtShared
+from tf_dsgd.checks import one_of
+from tf_dsgd.cluster import TFCluster, resolve
+from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.splitting import Patterns
+from tf_dsgd.strategies.tables import Rows
+
+
+class HogwildStrategy(DistributedStrategy):
+    """Hogwild!: threads that share one memory, without a lock and without copies.
+
+    Use it on one machine for models that are mostly tables, of which a mini-batch touches few rows:
+    threads then seldom meet in a row. Each thread reads the rows of its mini-batch, and the dense
+    weights, where they are, and adds its update there::
+
+        worker:  sample e;  read x_e;  for v in e:  x_v <- x_v - gamma (G_e)_v
+
+    with x = the weights, e = the rows and dense weights of a mini-batch, gamma = the compiled
+    optimizer's rate.
+
+    One worker does what plain Keras does. What the name promises with several:
+
+    - **Rows** of tables are read and changed without a lock; an id that a mini-batch names several
+      times is added once, as the sum. TensorFlow's addition to a row is not atomic between threads:
+      two that add to one row in the same moment may keep one of the two additions. Where threads
+      touch different rows nothing is lost. The page on Hogwild! says how much was lost in a test.
+    - **Dense weights** are read in place as well. TensorFlow adds to a dense variable as a whole,
+      under that variable's own lock (the paper's AIG), so nothing is lost there; it copies a dense
+      variable that is written while another thread still reads it.
+    - A thread may read some weights before another's update and some after it.
+    - Each mini-batch is a message that is counted once, under a lock: `strategy.steps`,
+      `strategy.updates`, `optimizer.iterations` and the ledger are exact, whatever is lost in rows.
+
+    Args:
+        cluster: `tf_dsgd.LocalCluster` or `tf_dsgd.SimulatedCluster`, on which updates come one
+            after another; None for `LocalCluster()`. Processes of a `TFCluster` share no memory.
+        lock: `"none"`. The paper's other ways, `"rows"` (the rows of a mini-batch are locked for
+            its update) and `"round-robin"` (workers update in turn), are not there yet.
+        placement: which tables are read and changed by rows: a dict from regular expressions on
+            paths to `tf_dsgd.Rows()`, or `"auto"`, each `keras.layers.Embedding` that has no
+            constraint and no regularizer.
+
+    Raises:
+        ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
+            When the step is traced: for optimizers other than SGD without momentum and Adagrad,
+            and options of them that write over what others have added.
+
+    Deviations from the paper: a mini-batch in place of an example; a row of several columns is not
+    added atomically; the update of a row is one addition, and Adagrad's two (its accumulator's, and
+    the row's by the accumulator that it read).
+
+    Reference: Niu, Recht, Re, Wright, Hogwild!: A Lock-Free Approach to Parallelizing Stochastic
+    Gradient Descent, NIPS 2011, algorithm 1.
+
+    Example:
+
+    >>> strategy = tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(2))
+    >>> with strategy.scope():
+    ...     ids = keras.Input((2,), dtype="int32")
+    ...     rows = keras.layers.Embedding(1000, 4)(ids)
+    ...     model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    ...     model.compile(optimizer="adagrad", loss="mse")
+    >>> data = np.arange(64).reshape(32, 2), np.ones((32, 1))
+    >>> history = model.fit(*data, batch_size=8, verbose=0)
+    >>> strategy.steps, strategy.updates
+    (4, 4)
+    """
+
+    def __init__(
+        self,
+        cluster: Any = None,
+        *,
+        lock: str = "none",
+        placement: Mapping[str, Rows] | str = "auto",
+    ):
+        _check_lock(lock)
+        cluster = resolve(cluster)
+        if isinstance(cluster, TFCluster):
+            raise ValueError(
+                "HogwildStrategy is for threads, which share one memory; processes of a cluster "
+                "share none. Use tf_dsgd.LocalCluster, or tf_dsgd.DownpourStrategy with "
+                f"placement. Received: {cluster!r}."
+            )
+        split = Patterns(placement, auto_bytes=0)
+        super().__init__(cluster, Algorithm(GradientAtShared(), Periods(), AddInPlace()))
+        self.placement.split = split
+
+
+def _check_lock(lock: Any) -> None:
+    if one_of("lock", lock, ("none", "rows", "round-robin")) == "none":
+        return
+    instead = (
+        "one lock of all rows, which is what there is, may not bear that name"
+        if lock == "rows"
+        else "the order of workers is not enforced"
+    )
+    raise ValueError(
+        f'lock={lock!r} is not there yet: {instead}. Use lock="none"; or '
+        "tf_dsgd.DownpourStrategy, whose updates are under one lock."
+    )
