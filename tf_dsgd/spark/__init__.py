@@ -3,15 +3,14 @@
 `import tf_dsgd` does not import this, nor pyspark.
 """
 
-from tf_dsgd._requirements import MissingRequirementError, installed
+from tf_dsgd import _requirements
 
 __all__ = ["DeepDist", "Distributor", "partitions"]
 
-for _name in ("pyspark", "pyarrow"):
-    if not installed(_name):
-        raise MissingRequirementError(
-            f'tf_dsgd.spark: {_name} is not installed. Run: pip install "tf_dsgd[spark]"'
-        )
+if not (_requirements.installed("pyspark") and _requirements.installed("pyarrow")):
+    raise _requirements.MissingRequirementError(
+        'tf_dsgd.spark: pyspark or pyarrow is not installed. Run: pip install "tf_dsgd[spark]"'
+    )
 
 from tf_dsgd.spark.deepdist import DeepDist
 from tf_dsgd.spark.distributor import Distributor

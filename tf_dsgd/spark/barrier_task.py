@@ -1,7 +1,7 @@
 """A task of `Distributor`'s barrier stage: starts one process of the cluster, and watches it.
 
-Travels to the executor by value, as `frames` does. The processes are of their own because TensorFlow
-lets one be connected to a single cluster, while Spark uses its Python processes again.
+Travels to the executor by value, as `frames` does. The processes are of their own because
+TensorFlow lets one be connected to a single cluster, while Spark uses its Python processes again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tf_dsgd.spark import frames
+from tf_dsgd.transport import frames
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
@@ -202,8 +202,7 @@ class Child:
             end.join(timeout=LOOK_SECONDS)
 
     def _copy(self) -> None:
-        for part in self.lines():
-            sys.stderr.write(f"[{self.name}] {part.decode(errors='replace')}")
+        for line in self.process.stdout or ():
+            self._written = (self._written + line)[-LAST_BYTES:]
+            sys.stderr.write(f"[{self.name}] {line.decode(errors='replace')}")
             sys.stderr.flush()
-
-

@@ -1,8 +1,8 @@
 """DeepDist: gradients on Spark's workers, descent in the driver.
 
 After the DeepDist project (github.com/dirkneumann/deepdist), which is Downpour SGD with a partition
-as the mini-batch: for each partition of an RDD a task fetches the model, computes an update from its
-rows, and sends it; the driver applies updates as they come, one at a time.
+as the mini-batch: for each partition of an RDD a task fetches the model, computes an update from
+its rows, and sends it; the driver applies updates as they come, one at a time.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import numpy as np
 from pyspark import cloudpickle
 
 from tf_dsgd.checks import positive_int
-from tf_dsgd.spark import frames, gradient_task
+from tf_dsgd.spark import gradient_task
 from tf_dsgd.spark.gradient_task import Job
-from tf_dsgd.spark.server import Server
 from tf_dsgd.spark.session import driver, session
+from tf_dsgd.transport import frames
+from tf_dsgd.transport.answering import Server
 
 # Tasks get these functions with their code, and so import neither the package nor TensorFlow.
 cloudpickle.register_pickle_by_value(frames)
@@ -54,8 +55,8 @@ class DeepDist:
     2. calls `gradient(model, rows)`, which gives an update,
     3. sends it; the driver calls `descent(model, update)`, one call at a time.
 
-    Tasks do not wait for each other: while one computes, others' updates are applied, and its own is
-    then stale by so many. A model that is fetched is always that after a whole number of updates.
+    Tasks do not wait for each other: while one computes, others' updates are applied, and its own
+    is then stale by so many. A model that is fetched is always that after a whole number of updates.
 
     An update is known by its job, stage, partition and epoch. Where Spark runs a task twice, as it
     was lost or slow, the update that comes first counts and the other is refused. A lost executor

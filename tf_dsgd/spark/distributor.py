@@ -15,12 +15,14 @@ import numpy as np
 from pyspark import cloudpickle
 
 from tf_dsgd.checks import integer, positive_int, truth
-from tf_dsgd.spark import barrier_task
+from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions
-from tf_dsgd.spark.server import Server
 from tf_dsgd.spark.session import driver, session, slots
+from tf_dsgd.transport import frames
+from tf_dsgd.transport.answering import Server
 
 cloudpickle.register_pickle_by_value(barrier_task)
+cloudpickle.register_pickle_by_value(frames)
 
 _CHIEF = ["-m", "tf_dsgd.spark.chief"]
 
@@ -29,8 +31,8 @@ class Distributor:
     """Trains on Spark's executors: a chief, ps tasks and workers, in one barrier stage.
 
     Use it where the machines, or the data, are Spark's. `run` starts `num_workers + num_ps + 1`
-    tasks at once, each of which starts a process: the chief, which calls `train`, and the servers of
-    `python -m tf_dsgd.serve`. TF_CONFIG is set, so `tf_dsgd.DownpourStrategy()` in `train` uses
+    tasks at once, each of which starts a process: the chief, which calls `train`, and the servers
+    of `python -m tf_dsgd.serve`. TF_CONFIG is set, so `tf_dsgd.DownpourStrategy()` in `train` uses
     them. What the chief writes appears in the driver as it comes.
 
     The chief is a task, and no part of the driver, for TensorFlow lets a process connect to one
@@ -38,8 +40,8 @@ class Distributor:
 
     When a task is lost Spark ends all of them, and starts the stage again, up to
     `spark.stage.maxConsecutiveAttempts` times; `train` then begins anew. With
-    `tf_dsgd.callbacks.BackupAndRestore` on a folder that all machines have, it goes on from its last
-    checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises ends
+    `tf_dsgd.callbacks.BackupAndRestore` on a folder that all machines have, it goes on from its
+    last checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises ends
     all tasks at once, and is raised by `run`.
 
     Args:
@@ -78,15 +80,15 @@ class Distributor:
                 each written as text.
 
         Returns:
-            What the function returned; None of a script. It is pickled: return a history or arrays,
-            and save a model to a file.
+            What the function returned; None of a script. It is pickled: return a history or
+            arrays, and save a model to a file.
 
         Raises:
             RuntimeError: without Java; in a session of Spark Connect; or if a script fails.
             ValueError: if Spark has fewer slots than there are tasks, or data are given that nobody
                 could read.
-            Exception: what the function raised. A task that is lost for good comes as Spark's error,
-                with that task's last words.
+            Exception: what the function raised. A task that is lost for good comes as Spark's
+                error, with that task's last words.
         """
         script = isinstance(train, (str, os.PathLike))
         if not script and not callable(train):
@@ -94,8 +96,8 @@ class Distributor:
         datasets = list({arg.key: arg for arg in args if isinstance(arg, Partitions)}.values())
         if datasets and (script or self.local_mode):
             raise ValueError(
-                "tf_dsgd.spark.partitions needs a function and local_mode=False: it is the tasks of "
-                "the workers that get the rows."
+                "tf_dsgd.spark.partitions needs a function and local_mode=False: it is the workers' "
+                "tasks that get the rows."
             )
         if script and not os.path.isfile(train):  # type: ignore[arg-type]
             raise ValueError(f"There is no script here at {os.fspath(train)!r}.")  # type: ignore[arg-type]
@@ -160,11 +162,7 @@ class Distributor:
             return context.parallelize([], count)
         first = count - self.num_workers
         records = context.union([data.records(first, self.num_workers) for data in datasets])
-        return records.partitionBy(count, _itself)
-
-
-def _itself(task: int) -> int:
-    return task
+        return records.partitionBy(count, rows_task.itself)
 
 
 def _log(header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_dsgd.spark import frames
+from tf_dsgd.transport import frames
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ def work(
         fetched = frames.ask(job.address, job.token, {"do": "fetch", **base})
         model = model_of(job, fetched.arrays)
         form, arrays = take_apart(gradient(model, itertools.chain(first, rows)), partition)
-        stage = TaskContext.get().stageId()  # type: ignore[union-attr]
+        stage = TaskContext.get().stageId()
         header = {"do": "update", **base, "stage": stage, "form": form}
         frames.ask(job.address, job.token, header | fetched.header, arrays)
         yield partition

@@ -49,8 +49,8 @@ def partitions(
 
         model.fit(strategy.distribute_datasets_from_function(data), shuffle=False)
 
-    Partition p goes to worker p modulo the number of workers, as Arrow batches between tasks and not
-    by way of the driver. Each worker then reads its own rows from a file on its own disk, each row
+    Partition p goes to worker p modulo the number of workers, from task to task and not by way of
+    the driver. Each worker then reads its own rows from a file on its own disk, each row
     once an epoch. Partitions may be of any length, or empty; the last mini-batch of a worker may be
     smaller. A worker whose rows are used up holds nobody up.
 
@@ -117,11 +117,11 @@ class Layout:
         """The arrays of a mini-batch of records, a string each."""
         whole, found = self.dtype(), []
         data = tf.io.decode_raw(records, tf.uint8, fixed_length=whole.itemsize)
-        for (_, name, shape), (field, start) in zip(
-            self.arrays, (whole.fields or {}).values(), strict=True
-        ):
-            dtype = np.dtype(name)
-            part = data[:, start : start + field.itemsize]
+        start = 0
+        for number, (_, name, shape) in enumerate(self.arrays):
+            dtype, size = np.dtype(name), whole[number].itemsize
+            part = data[:, start : start + size]
+            start += size
             if dtype.itemsize == 1:
                 found.append(tf.reshape(tf.cast(part, tf.as_dtype(dtype)), [-1, *shape]))
                 continue
@@ -166,17 +166,14 @@ class Partitions:
         df = self._df.select(*dict.fromkeys(names))
         layout = (self.layout.arrays, self.layout.dtype().descr)
         work, key = rows_task.to_records(layout, first, workers), self.key
-        return df.mapInArrow(work, "task int, records binary").rdd.map(
-            lambda row: (row[0], (key, bytes(row[1])))
-        )
+        return df.mapInArrow(work, "task int, records binary").rdd.map(rows_task.keyed(key))
 
 
 def _names(column: Any, df: Any) -> list[str]:
     names = [column] if isinstance(column, str) else column
     if not isinstance(names, list) or not names:
         raise ValueError(
-            "Each of columns must be a column's name, or a list of names. "
-            f"Received: {column!r}."
+            f"Each of columns must be a column's name, or a list of names. Received: {column!r}."
         )
     for name in names:
         if name not in df.columns:

@@ -15,7 +15,7 @@ def to_records(layout: Any, first: int, workers: int) -> Callable[[Any], Iterato
     """What Spark calls with the Arrow batches of a partition.
 
     Args:
-        layout: (names, dtype, shape) of each array, and the record's fields as NumPy describes them.
+        layout: (names, dtype, shape) of each array, and the record's fields as NumPy has them.
         first: the first task that is a worker's.
         workers: how many of them there are.
     """
@@ -25,7 +25,7 @@ def to_records(layout: Any, first: int, workers: int) -> Callable[[Any], Iterato
         import pyarrow
         from pyspark import TaskContext
 
-        number = TaskContext.get().partitionId()  # type: ignore[union-attr]
+        number = TaskContext.get().partitionId()
         task = first + number % workers
         dtype = np.dtype([tuple(field) for field in described])
         for batch in batches:
@@ -43,6 +43,20 @@ def to_records(layout: Any, first: int, workers: int) -> Callable[[Any], Iterato
                 )
 
     return run
+
+
+def keyed(key: str) -> Callable[[Any], tuple[int, tuple[str, bytes]]]:
+    """What makes (task, (key, records)) of a row of what `to_records` gives."""
+
+    def run(row: Any) -> tuple[int, tuple[str, bytes]]:
+        return row[0], (key, bytes(row[1]))
+
+    return run
+
+
+def itself(task: int) -> int:
+    """The task that records with this key go to."""
+    return task
 
 
 def array_of(batch: Any, names: list[str], kind: str, shape: tuple[int, ...]) -> np.ndarray:

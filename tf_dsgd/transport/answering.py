@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tf_dsgd.spark import frames
+from tf_dsgd.transport import frames
 
 Answer = Callable[[dict[str, Any], list[np.ndarray]], tuple[dict[str, Any], Sequence[np.ndarray]]]
 """From a request's header and arrays to the answer's. Called in several threads at a time."""
@@ -105,4 +105,4 @@ def _listen(host: str, handle: Callable[[socket.socket], None]) -> socketserver.
             finally:
                 slots.release()
 
-    return Listening(place[:2], Handler)
+    return Listening((str(place[0]), 0), Handler)

@@ -1,0 +1,44 @@
+"""One Spark session for all tests here, and no tests where pyspark is not installed."""
+
+import os
+import sys
+
+import pytest
+
+from tests.packaging.repository import ROOT
+
+
+def pytest_collection_modifyitems(items):
+    """They run in the second tier, in one process: a session starts for seconds."""
+    for item in items:
+        if "tests/spark/" in item.nodeid:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark():
+    pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
+    from pyspark.sql import SparkSession
+
+    given = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    builder = SparkSession.builder.master("local[4,2]").appName("tf_dsgd")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
