@@ -1,5 +1,6 @@
 """One Spark session for all tests here, and no tests where pyspark is not installed."""
 
+import gc
 import os
 import sys
 
@@ -14,6 +15,15 @@ def pytest_collection_modifyitems(items):
         if "tests/spark/" in item.nodeid:
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("spark"))
+            # Py4J and pyspark leave it to garbage collection to close theirs.
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _sockets_of_pyspark():
+    """Collects them where they are not taken for ours."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,19 @@
 
 import os
 import pathlib
+import sys
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
 
+from pyspark import cloudpickle
+
 import tf_dsgd.spark
 from tf_dsgd.transport import frames
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
 POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
 RATE = 0.1
 
@@ -60,8 +64,7 @@ def test_an_executors_process_that_is_killed_changes_nothing(spark, tmp_path, mo
     model = {"sum": np.zeros(2)}
 
     def dies_before(index, part):
-        for row in part:
-            yield row
+        yield from part
         if moment == "before its update" and index == 2 and not os.path.exists(mark):
             pathlib.Path(mark).touch()
             os.kill(os.getpid(), 9)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 
 import numpy as np
 import psutil
@@ -10,9 +11,13 @@ import pytest
 
 pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
 
+from pyspark import cloudpickle
+
 import tf_dsgd.spark
-from tf_dsgd.spark.session import check_java
 from tests import helpers
+from tf_dsgd.spark.session import check_java
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def on_a_cluster(cluster=None, data=None, epochs=2):
@@ -126,9 +131,7 @@ def test_after_a_killed_ps_training_goes_on_from_its_backup(spark, tmp_path):
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
         backup = tf_dsgd.callbacks.BackupAndRestore(f"{folder}/backup")
-        model.fit(
-            x, x[:, 0], batch_size=8, epochs=5, verbose=0, callbacks=[backup, KillsThePS()]
-        )
+        model.fit(x, x[:, 0], batch_size=8, epochs=5, verbose=0, callbacks=[backup, KillsThePS()])
         return strategy.steps
 
     steps = tf_dsgd.spark.Distributor(1).run(train, str(tmp_path))

@@ -41,12 +41,14 @@ def server():
 
 def sent(server, data, half_close=True):
     """What the server answers to bytes; nothing where it ends the connection."""
-    with socket.create_connection(server.address, timeout=30) as connection:
-        with contextlib.suppress(OSError):  # it may have ended the connection at the first bytes
-            connection.sendall(data)
-            if half_close:
-                connection.shutdown(socket.SHUT_WR)
-            return connection.recv(100)
+    with (
+        socket.create_connection(server.address, timeout=30) as connection,
+        contextlib.suppress(OSError),  # it may have ended the connection at the first bytes
+    ):
+        connection.sendall(data)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        return connection.recv(100)
     return b""
 
 

@@ -31,7 +31,7 @@ def place(arguments: Sequence[Any], keys: Sequence[str], places: Sequence[Any]) 
 
 
 def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
-    """What `train` returned or raised, pickled; None for the loss of a task, which ends the stage."""
+    """What `train` returned or raised, pickled; None of a lost task, which ends the stage."""
     train, arguments, keys = pickle.loads(payload)
     place(arguments, keys, places)
     try:

@@ -56,7 +56,7 @@ class DeepDist:
     3. sends it; the driver calls `descent(model, update)`, one call at a time.
 
     Tasks do not wait for each other: while one computes, others' updates are applied, and its own
-    is then stale by so many. A model that is fetched is always that after a whole number of updates.
+    is then stale by so many. A fetched model is always that after a whole number of updates.
 
     An update is known by its job, stage, partition and epoch. Where Spark runs a task twice, as it
     was lost or slow, the update that comes first counts and the other is refused. A lost executor

@@ -41,8 +41,8 @@ class Distributor:
     When a task is lost Spark ends all of them, and starts the stage again, up to
     `spark.stage.maxConsecutiveAttempts` times; `train` then begins anew. With
     `tf_dsgd.callbacks.BackupAndRestore` on a folder that all machines have, it goes on from its
-    last checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises ends
-    all tasks at once, and is raised by `run`.
+    last checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises
+    ends all tasks at once, and is raised by `run`.
 
     Args:
         num_workers: workers, at least 1.
@@ -76,8 +76,8 @@ class Distributor:
 
         Args:
             train: a function, or the path of a script, which all machines must have.
-            args: the function's arguments, which may be `tf_dsgd.spark.partitions`; or the script's,
-                each written as text.
+            args: the function's arguments, which may be `tf_dsgd.spark.partitions`; or the
+                script's, each written as text.
 
         Returns:
             What the function returned; None of a script. It is pickled: return a history or
@@ -96,8 +96,8 @@ class Distributor:
         datasets = list({arg.key: arg for arg in args if isinstance(arg, Partitions)}.values())
         if datasets and (script or self.local_mode):
             raise ValueError(
-                "tf_dsgd.spark.partitions needs a function and local_mode=False: it is the workers' "
-                "tasks that get the rows."
+                "tf_dsgd.spark.partitions needs a function and local_mode=False: the rows go to "
+                "tasks of Spark."
             )
         if script and not os.path.isfile(train):  # type: ignore[arg-type]
             raise ValueError(f"There is no script here at {os.fspath(train)!r}.")  # type: ignore[arg-type]
