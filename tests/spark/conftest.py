@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and no tests where pyspark is not installed."""
+"""One Spark session for all tests here, which so run alone: in several processes each had its own."""
 
 import gc
 import os
@@ -7,16 +7,6 @@ import sys
 import pytest
 
 from tests.packaging.repository import ROOT
-
-
-def pytest_collection_modifyitems(items):
-    """They run in the second tier, in one process: a session starts for seconds."""
-    for item in items:
-        if "tests/spark/" in item.nodeid:
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            # Py4J and pyspark leave it to garbage collection to close theirs.
-            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +18,6 @@ def _sockets_of_pyspark():
 
 @pytest.fixture(scope="session")
 def spark():
-    pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
     from pyspark.sql import SparkSession
 
     given = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}

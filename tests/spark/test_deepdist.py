@@ -15,6 +15,12 @@ import tf_dsgd.spark
 from tf_dsgd.transport import frames
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    # Py4J and pyspark leave it to garbage collection to close theirs.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
 RATE = 0.1
 

@@ -18,6 +18,12 @@ from tests import helpers
 from tf_dsgd.spark.session import check_java
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    # Py4J and pyspark leave it to garbage collection to close theirs.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 
 def on_a_cluster(cluster=None, data=None, epochs=2):

@@ -153,7 +153,9 @@ class Distributor:
                 [data.key for data in datasets],
             )
             found = self._rows(context, count, datasets)
-            outcomes = found.barrier().mapPartitions(barrier_task.work(cluster)).collect()
+            outcomes = found.barrier().mapPartitions(barrier_task.work(cluster))
+            # Of barrier stages Spark starts only those again that a shuffle follows.
+            outcomes = outcomes.coalesce(1, shuffle=True).collect()
         return bytes(outcomes[0]) if outcomes else b""
 
     def _rows(self, context: Any, count: int, datasets: Sequence[Partitions]) -> Any:
