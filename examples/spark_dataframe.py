@@ -3,10 +3,10 @@
     pip install "tf_dsgd[spark]"
     python examples/spark_dataframe.py
 
-Makes a Parquet file, reads it as a DataFrame, and trains a small network on it three times: by plain
-Keras `fit` on rows that were collected, on a `LocalCluster`, and by `tf_dsgd.spark.Distributor`. Says
-how well, and how many rows a second of training; for Spark also the seconds that all of it took, of
-which starting processes and moving rows are most.
+Makes a Parquet file, reads it as a DataFrame, and trains a small network on it three times: by
+plain Keras `fit` on rows that were collected, on a `LocalCluster`, and by
+`tf_dsgd.spark.Distributor`. Says how well, and how many rows a second of training; for Spark also
+the seconds that all of it took, of which starting processes and moving rows are most.
 """
 
 import argparse

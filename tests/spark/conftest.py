@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, which so run alone: in several processes each had its own."""
+"""One Spark session for all tests here, which run alone: several processes had one each."""
 
 import gc
 import os
