@@ -1,6 +1,11 @@
 """Names that examples in docstrings may use without importing them."""
 
+import importlib.util
+
 import pytest
+
+# Without its extra the folder cannot be imported, and so has no examples to run.
+collect_ignore = [] if importlib.util.find_spec("pyspark") else ["tf_dsgd/spark"]
 
 
 @pytest.fixture(autouse=True, scope="session")

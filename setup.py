@@ -24,6 +24,8 @@ EXTRAS = {
     "tensorboard": ["tensorboard"],
     "plot": ["matplotlib"],
     "examples": ["scikit-learn"],
+    # Spark's rows come as Arrow batches; its DataFrames want pandas for what is vectorised.
+    "spark": ["pyspark>=4,<5", "pyarrow>=15", "pandas>=2.2"],
     "test": [
         "pytest>=8",
         "pytest-timeout",

@@ -27,6 +27,7 @@ NAVIGATION = {
         "cluster",
         "tables",
         "averaging_callback",
+        "spark",
         "simulator",
     ],
     "Which algorithm": [
@@ -54,6 +55,9 @@ myst_enable_extensions = ["alert", "dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+
+# The extra [spark] is large, and the docstrings need nothing of it.
+autodoc_mock_imports = ["pyspark", "pyarrow"]
 
 html_theme = "furo"
 html_title = f"tf_dsgd {release}"

@@ -28,7 +28,7 @@ DISTRIBUTIONS = {
     "pytest_timeout": "pytest-timeout",
 }
 # Imported only where a user asked for it, with a message that names the extra.
-OPTIONAL = {"tensorboard", "matplotlib"}
+OPTIONAL = {"tensorboard", "matplotlib", "pyspark", "pyarrow"}
 
 
 def owner(path: Path) -> Path:

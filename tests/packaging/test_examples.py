@@ -144,6 +144,16 @@ def test_spmd_averaging_trains_one_model_in_two_processes():
     assert number(r"accuracy ([\d.]+)", two) > 0.85
 
 
+@pytest.mark.slow
+@pytest.mark.alone
+def test_spark_trains_on_a_dataframe():
+    """About half of the rows are within the ball, so 0.65 after 4 epochs is learnt."""
+    pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
+    output = run_example("spark_dataframe.py", "--rows", "20000", "--epochs", "4")
+    for name in ("plain fit", "LocalCluster", "Distributor"):
+        assert number(rf"{name} +accuracy ([\d.]+)", output) > 0.65
+
+
 def check_recommender(output: str) -> None:
     """What is learnt here is learnt by rows, so an AUC near the best says that they are right.
 

@@ -21,7 +21,7 @@ ROOMS = [
     {"launch", "serve", "spmd"},
     {"cluster"},
     {"strategies"},
-    {"callbacks", "simulation.simulate", "simulation.study"},
+    {"callbacks", "simulation.simulate", "simulation.study", "spark"},
     {"__main__", "selfcheck"},
 ]
 """From the lowest on: a room may import the rooms of lower floors, and nothing else.

@@ -9,7 +9,9 @@ from tests.packaging.repository import ROOT
 
 WAITING = {"wait", "wait_for", "join", "result", "select", "sleep", "recv", "create_connection"}
 # Calls of these names that wait for nothing.
-OTHERS = re.compile(r"shlex\.join|os\.path\.join|\bjoin\(f?['\"]|^f?['\"].*\.join\(")
+OTHERS = re.compile(
+    r"shlex\.join|os\.pathsep\.join|df\.select|os\.path\.join|\bjoin\(f?['\"]|^f?['\"].*\.join\("
+)
 
 
 def waits(path):

@@ -1,0 +1,173 @@
+"""DeepDist in `local[4,2]`: four tasks at a time, each of which is run again once if it fails."""
+
+import os
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
+
+from pyspark import cloudpickle
+
+import tf_dsgd.spark
+from tf_dsgd.transport import frames
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.alone,
+    # Py4J and pyspark leave it to garbage collection to close theirs.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
+RATE = 0.1
+
+
+def gradient(model, rows):
+    return {"w": np.mean([model["w"] - row for row in rows], axis=0)}
+
+
+def descent(model, update):
+    model["w"] -= RATE * update["w"]
+
+
+def rows(spark, partitions, points=POINTS):
+    return spark.sparkContext.parallelize(points, partitions)
+
+
+def test_one_partition_at_a_time_is_the_sequential_loop(spark):
+    """To the bit, over three epochs of one partition; none is stale."""
+    model, twin = {"w": np.zeros(2)}, {"w": np.zeros(2)}
+    with tf_dsgd.spark.DeepDist(model) as d:
+        counts = d.train(rows(spark, 1), gradient, descent, epochs=3)
+    for _ in range(3):
+        descent(twin, gradient(twin, POINTS))
+    np.testing.assert_array_equal(model["w"], twin["w"])
+    assert (counts.updates, counts.again, counts.staleness) == (3, 0, (0, 0, 0))
+
+
+def test_every_partition_counts_once_and_empty_ones_send_nothing(spark):
+    """A sum does not depend on the order: 12 points in 16 partitions, 4 of them empty."""
+    model = {"sum": np.zeros(2), "calls": np.array(0)}
+
+    def add(model, update):
+        model["sum"] += update[0]
+        model["calls"] += update[1]
+
+    with tf_dsgd.spark.DeepDist(model) as d:
+        counts = d.train(rows(spark, 16), lambda model, rows: [sum(rows), np.array(1)], add)
+    assert (counts.updates, counts.again, counts.empty) == (12, 0, 4)
+    np.testing.assert_array_equal(model["sum"], [66.0, 132.0])  # 0 + ... + 11, and twice that
+    assert model["calls"] == 12
+
+
+@pytest.mark.parametrize("moment", ["before its update", "after its update"])
+def test_an_executors_process_that_is_killed_changes_nothing(spark, tmp_path, moment):
+    """Spark runs its task again; an update that was sent already is refused the second time."""
+    mark, done = str(tmp_path / "killed"), str(tmp_path / "done")
+    model = {"sum": np.zeros(2)}
+
+    def dies_before(index, part):
+        yield from part
+        if moment == "before its update" and index == 2 and not os.path.exists(mark):
+            pathlib.Path(mark).touch()
+            os.kill(os.getpid(), 9)
+
+    def add(model, update):
+        model["sum"] += update
+
+    with tf_dsgd.spark.DeepDist(model) as d:
+        data = rows(spark, 4).mapPartitionsWithIndex(dies_before)
+        if moment == "after its update":
+            # The driver's answer is lost: the task dies where it would read it.
+            answer = d._answer
+
+            def lost_answer(header, arrays):
+                given = answer(header, arrays)
+                if header["do"] == "update" and header["partition"] == 2 and done not in lost:
+                    lost.add(done)
+                    raise ConnectionError("the answer is lost")
+                return given
+
+            lost = set()
+            d._server._answer = lost_answer
+        counts = d.train(data, lambda model, rows: sum(rows), add)
+    np.testing.assert_array_equal(model["sum"], [66.0, 132.0])
+    assert counts.updates == 4
+    assert counts.again == (moment == "after its update")
+    assert os.path.exists(mark) == (moment == "before its update")
+
+
+def test_a_keras_model_is_the_sequential_loop(spark):
+    """A linear model by hand: w -= rate * mean((x w - y) x), y = 3 x."""
+    import keras
+
+    x = np.arange(1.0, 5.0, dtype="float32")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.array([[0.5]], "float32")])
+
+    def of_keras(model, rows):
+        given = np.array(list(rows), "float32")[:, None]
+        error = model(given).numpy() - 3 * given
+        return [np.mean(error * given, axis=0, keepdims=True)]
+
+    def step(model, update):
+        model.set_weights([model.get_weights()[0] - np.float32(RATE) * update[0]])
+
+    with tf_dsgd.spark.DeepDist(model) as d:
+        d.train(rows(spark, 1, [float(v) for v in x]), of_keras, step, epochs=2)
+    w = 0.5
+    for _ in range(2):
+        w -= RATE * np.mean((x * w - 3 * x) * x)
+    np.testing.assert_allclose(model.get_weights()[0], [[w]], rtol=1e-6)
+
+
+def test_hostile_bytes_while_it_trains_are_refused(spark):
+    model, seen = {"w": np.zeros(2)}, []
+
+    def beset(model, update):
+        for secret in (b"", frames.token()):
+            with pytest.raises(OSError):
+                frames.ask(d._server.address, secret, {"do": "fetch", "job": 1})
+            seen.append(secret)
+        descent(model, update)
+
+    with tf_dsgd.spark.DeepDist(model) as d:
+        d.train(rows(spark, 1), gradient, beset)
+        assert d._server.refused == len(seen) == 2
+    np.testing.assert_array_equal(model["w"], RATE * np.mean(POINTS, axis=0))
+
+
+def test_errors_of_the_users_functions_end_training(spark):
+    def fails(model, update):
+        raise ZeroDivisionError("in the driver")
+
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        with pytest.raises(ZeroDivisionError, match="in the driver"):
+            d.train(rows(spark, 2), gradient, fails)
+        with pytest.raises(Exception, match="gradient has returned nothing for partition 0"):
+            d.train(rows(spark, 1), lambda model, rows: None, descent)
+        assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+def test_bad_input_is_refused_by_name(spark):
+    empty = spark.sparkContext.emptyRDD()
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        with pytest.raises(ValueError, match="The RDD has no partitions"):
+            d.train(empty, gradient, descent)
+        with pytest.raises(TypeError, match=r"rdd must be an RDD or a DataFrame.*\[1\]"):
+            d.train([1], gradient, descent)
+        with pytest.raises(TypeError, match="gradient must be a function"):
+            d.train(rows(spark, 1), 3, descent)
+        with pytest.raises(ValueError, match="epochs must be an integer of at least 1"):
+            d.train(rows(spark, 1), gradient, descent, epochs=0)
+    with pytest.raises(RuntimeError, match="in a with statement"):
+        d.train(rows(spark, 1), gradient, descent)
+
+
+@pytest.mark.parametrize("model", [{}, 3, {"w": "text"}, {1: np.zeros(2)}])
+def test_models_that_are_none_are_refused(model):
+    with pytest.raises(TypeError, match="Received"):
+        tf_dsgd.spark.DeepDist(model)

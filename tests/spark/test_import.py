@@ -1,0 +1,46 @@
+"""`import tf_dsgd` leaves Spark out, and `tf_dsgd.spark` says what it needs."""
+
+import doctest
+import importlib
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+import tf_dsgd
+from tests.packaging.repository import run_python
+
+WITHOUT_PYSPARK = """
+import sys
+sys.modules["pyspark"] = None
+import tf_dsgd
+try:
+    import tf_dsgd.spark
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_pyspark_one_line_says_what_to_install():
+    result = run_python("-c", WITHOUT_PYSPARK)
+    assert result.returncode == 0, result.stderr
+    (line,) = result.stdout.splitlines()
+    assert line.endswith('is not installed. Run: pip install "tf_dsgd[spark]"')
+
+
+def test_the_package_imports_no_spark():
+    code = "import sys, tf_dsgd; print([n for n in sys.modules if 'spark' in n or 'py4j' in n])"
+    assert run_python("-c", code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["DeepDist", "Distributor", "partitions"])
+def test_a_public_name_has_an_example_that_runs(name):
+    pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
+    spark = importlib.import_module("tf_dsgd.spark")
+    assert sorted(spark.__all__) == ["DeepDist", "Distributor", "partitions"]
+    names = {"tf_dsgd": tf_dsgd, "np": np, "keras": keras}
+    text = inspect.cleandoc(getattr(spark, name).__doc__)
+    test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
+    assert any("tf_dsgd." in example.source for example in test.examples)
+    assert doctest.DocTestRunner().run(test).failed == 0

@@ -1,0 +1,208 @@
+"""A task of `Distributor`'s barrier stage: starts one process of the cluster, and watches it.
+
+Travels to the executor by value, as `frames` does. The processes are of their own because
+TensorFlow lets one be connected to a single cluster, while Spark uses its Python processes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import numpy as np
+
+from tf_dsgd.transport import frames
+
+LOOK_SECONDS = 0.2
+STOP_SECONDS = 5.0
+LAST_BYTES = 4000
+"""Of what a process wrote, in the error that its end is."""
+PARENT_FD = "TF_DSGD_PARENT_FD"  # as in tf_dsgd.resuming, which a task need not import
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What all tasks are told."""
+
+    num_workers: int
+    num_ps: int
+    driver: tuple[str, int]
+    token: bytes
+    program: list[str]
+    """What the chief's Python is to run; the paths of the payload and of the outcome follow it."""
+    payload: bytes
+    """The function and its arguments, pickled; empty for a script."""
+    datasets: list[str]
+    """Keys of the data that come with the tasks of workers."""
+
+    def role(self, task: int) -> tuple[str, int]:
+        """The chief comes first, then ps tasks, then workers."""
+        if task == 0:
+            return "chief", 0
+        return ("ps", task - 1) if task <= self.num_ps else ("worker", task - 1 - self.num_ps)
+
+
+def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
+    """What Spark calls with the records that are for this task."""
+
+    def run(records: Iterator[Any]) -> Iterator[bytes]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+        with (
+            tempfile.TemporaryDirectory(prefix="tf_dsgd-", dir=local) as folder,
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held,
+        ):
+            here = context.getTaskInfos()[context.partitionId()].address.rsplit(":", 1)[0]
+            # Bound and not listening: nobody else gets the port, and the server may take it.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            mine = {
+                "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
+                "places": write(records, cluster.datasets, folder),
+            }
+            all_of_them = [json.loads(text) for text in context.allGather(json.dumps(mine))]
+            yield from run_process(cluster, context, all_of_them, folder)
+
+    return run
+
+
+def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[str, int]]:
+    """Writes the records of each data set to a file: (path, bytes) of each."""
+    paths = [os.path.join(folder, f"rows-{n}") for n in range(len(keys))]
+    with contextlib.ExitStack() as stack:
+        files = {
+            key: stack.enter_context(open(path, "wb"))
+            for key, path in zip(keys, paths, strict=True)
+        }
+        for _, (key, piece) in records:
+            files[key].write(piece)
+    return [(path, os.path.getsize(path)) for path in paths]
+
+
+def run_process(
+    cluster: Cluster, context: Any, tasks: list[dict[str, Any]], folder: str
+) -> Iterator[bytes]:
+    """Runs this task's process until training is over; of the chief, gives the outcome."""
+    job, index = cluster.role(context.partitionId())
+    addresses: dict[str, list[str]] = {}
+    for number, task in enumerate(tasks):
+        addresses.setdefault(cluster.role(number)[0], []).append(task["address"])
+    config = {"cluster": addresses, "task": {"type": job, "index": index}}
+    environment = {
+        "TF_CONFIG": json.dumps(config),
+        "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    gpus = context.resources().get("gpu")
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.addresses)
+    outcome = os.path.join(folder, "outcome")
+    if job == "chief":
+        places = [task["places"] for task in tasks[1 + cluster.num_ps :]]
+        if cluster.payload:
+            with open(os.path.join(folder, "payload"), "wb") as file:
+                pickle.dump((cluster.payload, places), file)
+        command = [*cluster.program, *([folder] if cluster.payload else [])]
+    else:
+        command = ["-m", "tf_dsgd.serve"]
+        if job == "worker":
+            environment.setdefault("TF_DSGD_THREADS", str(context.cpus()))
+    with Child(f"{job} {index}" if job != "chief" else job, command, environment) as child:
+        if job != "chief":
+            child.watch_until(waiting(context))
+            return
+        for lines in child.lines():
+            data = np.frombuffer(lines, np.uint8)
+            frames.ask(cluster.driver, cluster.token, {"do": "log"}, [data])
+        code = child.process.wait(timeout=STOP_SECONDS)
+        if not os.path.exists(outcome) and (cluster.payload or code):
+            raise RuntimeError(f"The chief of the training has ended with code {code}.{child.last}")
+        context.barrier()  # the others end
+        if cluster.payload:
+            with open(outcome, "rb") as file:
+                yield file.read()
+
+
+def waiting(context: Any) -> threading.Thread:
+    """A thread that ends when all tasks have come to the stage's last barrier."""
+    thread = threading.Thread(target=context.barrier, name="tf_dsgd barrier", daemon=True)
+    thread.start()
+    return thread
+
+
+class Child:
+    """A process that ends with this one, whatever ends that: it watches a pipe from here."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str]):
+        self.name = name
+        self._written = b""
+        lifeline, self._held = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", *command],
+            env={**os.environ, **environment, PARENT_FD: str(lifeline)},
+            pass_fds=(lifeline,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        os.close(lifeline)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._held)
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(timeout=STOP_SECONDS)
+
+    @property
+    def last(self) -> str:
+        """The end of what it wrote, for an error."""
+        text = self._written[-LAST_BYTES:].decode(errors="replace").strip()
+        return f" Its last words:\n{text}" if text else ""
+
+    def lines(self) -> Iterator[bytes]:
+        """What it writes, as it comes, until it ends."""
+        pipe: IO[bytes] | None = self.process.stdout
+        while pipe is not None and (part := os.read(pipe.fileno(), 1 << 16)):
+            self._written = (self._written + part)[-LAST_BYTES:]
+            yield part
+
+    def watch_until(self, end: threading.Thread) -> None:
+        """Returns when `end` has ended; the process may not do so before.
+
+        Raises:
+            RuntimeError: if it does.
+        """
+        copy = threading.Thread(target=self._copy, daemon=True)
+        copy.start()
+        while end.is_alive():
+            if self.process.poll() is not None:
+                copy.join(timeout=STOP_SECONDS)
+                raise RuntimeError(
+                    f"{self.name} of the training has ended with code {self.process.returncode}."
+                    f"{self.last}"
+                )
+            end.join(timeout=LOOK_SECONDS)
+
+    def _copy(self) -> None:
+        for line in self.process.stdout or ():
+            self._written = (self._written + line)[-LAST_BYTES:]
+            sys.stderr.write(f"[{self.name}] {line.decode(errors='replace')}")
+            sys.stderr.flush()

@@ -1,0 +1,269 @@
+"""DeepDist: gradients on Spark's workers, descent in the driver.
+
+After the DeepDist project (github.com/dirkneumann/deepdist), which is Downpour SGD with a partition
+as the mini-batch: for each partition of an RDD a task fetches the model, computes an update from
+its rows, and sends it; the driver applies updates as they come, one at a time.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from pyspark import cloudpickle
+
+from tf_dsgd.checks import positive_int
+from tf_dsgd.spark import gradient_task
+from tf_dsgd.spark.gradient_task import Job
+from tf_dsgd.spark.session import driver, session
+from tf_dsgd.transport import frames
+from tf_dsgd.transport.answering import Server
+
+# Tasks get these functions with their code, and so import neither the package nor TensorFlow.
+cloudpickle.register_pickle_by_value(frames)
+cloudpickle.register_pickle_by_value(gradient_task)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What became of the partitions of a `DeepDist.train`."""
+
+    updates: int
+    """Updates that `descent` was given."""
+    again: int
+    """Updates that came a second time, from a task that Spark ran again, and were not applied."""
+    empty: int
+    """Partitions without rows, which send nothing."""
+    staleness: tuple[int, ...]
+    """Of each update, in their order: how many others were applied since its model was fetched."""
+
+
+class DeepDist:
+    """Trains a model by updates that Spark's tasks compute, one for each partition.
+
+    Use it where the data are in an RDD, and the rule is yours: two functions. For Keras's `fit` on
+    Spark take `tf_dsgd.spark.Distributor`.
+
+    For each partition a task
+
+    1. fetches the model from the driver,
+    2. calls `gradient(model, rows)`, which gives an update,
+    3. sends it; the driver calls `descent(model, update)`, one call at a time.
+
+    Tasks do not wait for each other: while one computes, others' updates are applied, and its own
+    is then stale by so many. A fetched model is always that after a whole number of updates.
+
+    An update is known by its job, stage, partition and epoch. Where Spark runs a task twice, as it
+    was lost or slow, the update that comes first counts and the other is refused. A lost executor
+    thus changes nothing but the order. Without the driver training ends.
+
+    Arrays alone travel between tasks and driver, as bytes with their types and shapes; each message
+    is authenticated by a token that tasks get with their code. It is not encrypted.
+
+    Args:
+        model: a dict of arrays, or a built Keras model. `descent` changes it in place.
+        most_update_bytes: largest update that is taken, in bytes; at least 1.
+
+    Raises:
+        TypeError: if the model is something else, or holds other things than numbers.
+        ValueError: if a Keras model has no weights yet.
+        RuntimeError: without Java, or in a session of Spark Connect.
+
+    Example:
+
+    >>> def gradient(model, rows):  # of the mean square of x - w
+    ...     return {"w": np.mean([model["w"] - x for x in rows], axis=0)}
+    >>> def descent(model, update):
+    ...     model["w"] -= 0.1 * update["w"]
+    >>> model = {"w": np.zeros(2)}
+    >>> rows = spark.sparkContext.parallelize(points, 8)  # doctest: +SKIP
+    >>> with tf_dsgd.spark.DeepDist(model) as d:  # doctest: +SKIP
+    ...     d.train(rows, gradient, descent, epochs=10)
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | MutableMapping[str, Any],
+        *,
+        most_update_bytes: int = frames.MOST_BODY_BYTES,
+    ):
+        self.model = model
+        self._most_bytes = positive_int("most_update_bytes", most_update_bytes)
+        self._weights = _checked(model)
+        self._mutex = threading.Lock()
+        """Guards the model and all below."""
+        self._version = 0
+        self._fetched: tuple[int, list[np.ndarray]] | None = None
+        self._job = 0
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._seen: set[tuple[int, int, int, int]] = set()
+        self._staleness: list[int] = []
+        self._descent: Callable[[Any, Any], Any] | None = None
+        self._error: Exception | None = None
+        self._server: Server | None = None
+
+    def __enter__(self) -> DeepDist:
+        self._spark = session()
+        self._server = Server(
+            **driver(self._spark.sparkContext),  # type: ignore[arg-type]
+            answer=self._answer,
+            most_bytes=self._most_bytes,
+        )
+        self._server.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.__exit__(*error)
+
+    def train(
+        self,
+        rdd: Any,
+        gradient: Callable[[Any, Iterator[Any]], Any],
+        descent: Callable[[Any, Any], Any],
+        *,
+        epochs: int = 1,
+    ) -> Counts:
+        """Goes through an RDD, or a DataFrame, `epochs` times.
+
+        Args:
+            rdd: the data; each partition with rows gives one update an epoch.
+            gradient: from the model as fetched (a copy, of the same kind) and an iterator of a
+                partition's rows to the update: a dict of arrays, a list of arrays, or one array.
+                Runs in tasks.
+            descent: changes the model by an update, in place. Runs in the driver.
+            epochs: at least 1. An epoch begins when the last one is at its end.
+
+        Returns:
+            Counts.
+
+        Raises:
+            RuntimeError: outside of `with`.
+            ValueError: if the RDD has no partitions.
+            Exception: what `descent` raised. What `gradient` raised comes as Spark's error.
+        """
+        if self._server is None:
+            raise RuntimeError(
+                "The driver takes updates only in a with statement. Write: with "
+                "tf_dsgd.spark.DeepDist(model) as d: d.train(rdd, gradient, descent)."
+            )
+        rows = getattr(rdd, "rdd", rdd)
+        epochs = positive_int("epochs", epochs)
+        for name, function in (("gradient", gradient), ("descent", descent)):
+            if not callable(function):
+                raise TypeError(f"{name} must be a function. Received: {function!r}.")
+        if not hasattr(rows, "mapPartitionsWithIndex"):
+            raise TypeError(f"rdd must be an RDD or a DataFrame. Received: {rdd!r}.")
+        if not rows.getNumPartitions():
+            raise ValueError(
+                "The RDD has no partitions, so there is nothing to train on. Give one that has: "
+                "spark.sparkContext.parallelize(data, 8)."
+            )
+        self._begin(descent)
+        for epoch in range(epochs):
+            self._run(rows, gradient, epoch)
+        with self._mutex:
+            return Counts(
+                self._counts["updates"],
+                self._counts["again"],
+                self._counts["empty"],
+                tuple(self._staleness),
+            )
+
+    def _begin(self, descent: Callable[[Any, Any], Any]) -> None:
+        with self._mutex:
+            self._job += 1
+            self._descent, self._error = descent, None
+            self._counts.clear()
+            self._seen.clear()
+            self._staleness.clear()
+
+    def _run(self, rows: Any, gradient: Callable[[Any, Iterator[Any]], Any], epoch: int) -> None:
+        server = self._server
+        if server is None:
+            raise RuntimeError("The with statement has ended while train was at work.")
+        job = Job(server.address, server.token, self._job, epoch, self._names(), self._keras_json())
+        work = gradient_task.work(job, gradient)
+        try:
+            sent = rows.mapPartitionsWithIndex(work).collect()
+        except Exception:
+            with self._mutex:
+                if self._error is not None:
+                    raise self._error from None  # Spark's has it as text, among its own lines
+            raise
+        with self._mutex:
+            self._counts["empty"] += rows.getNumPartitions() - len(sent)
+
+    def _names(self) -> list[str] | None:
+        return None if isinstance(self.model, keras.Model) else sorted(self.model)
+
+    def _keras_json(self) -> str | None:
+        return self.model.to_json() if isinstance(self.model, keras.Model) else None
+
+    # -- in the server's threads ---------------------------------------------------------------
+
+    def _answer(
+        self, header: dict[str, Any], arrays: list[np.ndarray]
+    ) -> tuple[dict[str, Any], Sequence[np.ndarray]]:
+        with self._mutex:
+            if header.get("job") != self._job:
+                raise RuntimeError("This task's training has ended in the driver.")
+            if header["do"] == "fetch":
+                return {"version": self._version}, self._current()
+            return {"counted": self._apply(header, arrays)}, ()
+
+    def _current(self) -> list[np.ndarray]:
+        """The model's arrays, as copies that stay as they are; made once between two updates."""
+        if self._fetched is None or self._fetched[0] != self._version:
+            self._fetched = self._version, [np.array(array) for array in self._weights()]
+        return self._fetched[1]
+
+    def _apply(self, header: dict[str, Any], arrays: list[np.ndarray]) -> bool:
+        key = (header["job"], header["stage"], header["partition"], header["epoch"])
+        if key in self._seen:
+            self._counts["again"] += 1
+            return False
+        if self._descent is None:
+            raise RuntimeError("There is no training in the driver.")
+        if self._error is not None:  # Spark runs a task that failed again, and so would a descent
+            raise RuntimeError(f"descent has failed before: {self._error}")
+        try:
+            self._descent(self.model, gradient_task.put_together(header["form"], arrays))
+        except Exception as error:
+            self._error = error
+            raise
+        self._seen.add(key)
+        self._staleness.append(self._version - header["version"])
+        self._version += 1
+        self._counts["updates"] += 1
+        return True
+
+
+def _checked(model: Any) -> Callable[[], list[np.ndarray]]:
+    """What gives the model's arrays, in the order in which they travel."""
+    if isinstance(model, keras.Model):
+        if not model.built or not model.weights:
+            raise ValueError(
+                f"The Keras model {model.name!r} has no weights yet. Give its first layer a "
+                "keras.Input, or call model.build."
+            )
+        return lambda: [np.asarray(weight) for weight in model.get_weights()]
+    if not isinstance(model, MutableMapping) or not model:
+        raise TypeError(
+            "model must be a Keras model, or a dict of arrays with at least one. Received: "
+            f"{model!r}."
+        )
+    for name, array in model.items():
+        if not isinstance(name, str) or np.asarray(array).dtype.kind not in "biufc":
+            raise TypeError(
+                "A dict that is a model has names as keys and arrays of numbers as values. "
+                f"Received: {name!r}: {array!r}."
+            )
+    names = sorted(model)
+    return lambda: [np.asarray(model[name]) for name in names]

@@ -1,0 +1,182 @@
+"""Runs a training script or function as a cluster of Spark's tasks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark import cloudpickle
+
+from tf_dsgd.checks import integer, positive_int, truth
+from tf_dsgd.spark import barrier_task, rows_task
+from tf_dsgd.spark.partitions import Partitions
+from tf_dsgd.spark.session import driver, session, slots
+from tf_dsgd.transport import frames
+from tf_dsgd.transport.answering import Server
+
+cloudpickle.register_pickle_by_value(barrier_task)
+cloudpickle.register_pickle_by_value(frames)
+
+_CHIEF = ["-m", "tf_dsgd.spark.chief"]
+
+
+class Distributor:
+    """Trains on Spark's executors: a chief, ps tasks and workers, in one barrier stage.
+
+    Use it where the machines, or the data, are Spark's. `run` starts `num_workers + num_ps + 1`
+    tasks at once, each of which starts a process: the chief, which calls `train`, and the servers
+    of `python -m tf_dsgd.serve`. TF_CONFIG is set, so `tf_dsgd.DownpourStrategy()` in `train` uses
+    them. What the chief writes appears in the driver as it comes.
+
+    The chief is a task, and no part of the driver, for TensorFlow lets a process connect to one
+    cluster only: a notebook could run once. It is lost and started again with the others.
+
+    When a task is lost Spark ends all of them, and starts the stage again, up to
+    `spark.stage.maxConsecutiveAttempts` times; `train` then begins anew. With
+    `tf_dsgd.callbacks.BackupAndRestore` on a folder that all machines have, it goes on from its
+    last checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises
+    ends all tasks at once, and is raised by `run`.
+
+    Args:
+        num_workers: workers, at least 1.
+        num_ps: ps tasks, at least 0, which `tf_dsgd.PeriodicAveragingStrategy` allows.
+        local_mode: whether to start all processes on the driver's machine, by
+            `tf_dsgd.launch`, without a Spark job.
+
+    Raises:
+        ValueError: for a wrong number.
+
+    Example:
+
+    >>> tf_dsgd.spark.Distributor(2)
+    Distributor(num_workers=2, num_ps=1, local_mode=False)
+    >>> tf_dsgd.spark.Distributor(2).run(train, "gs://bucket/data")  # doctest: +SKIP
+    """
+
+    def __init__(self, num_workers: int, num_ps: int = 1, *, local_mode: bool = False):
+        self.num_workers = positive_int("num_workers", num_workers)
+        self.num_ps = integer("num_ps", num_ps, 0)
+        self.local_mode = truth("local_mode", local_mode)
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributor(num_workers={self.num_workers}, num_ps={self.num_ps}, "
+            f"local_mode={self.local_mode})"
+        )
+
+    def run(self, train: Callable[..., Any] | str | os.PathLike[str], *args: Any) -> Any:
+        """Trains.
+
+        Args:
+            train: a function, or the path of a script, which all machines must have.
+            args: the function's arguments, which may be `tf_dsgd.spark.partitions`; or the
+                script's, each written as text.
+
+        Returns:
+            What the function returned; None of a script. It is pickled: return a history or
+            arrays, and save a model to a file.
+
+        Raises:
+            RuntimeError: without Java; in a session of Spark Connect; or if a script fails.
+            ValueError: if Spark has fewer slots than there are tasks, or data are given that nobody
+                could read.
+            Exception: what the function raised. A task that is lost for good comes as Spark's
+                error, with that task's last words.
+        """
+        script = isinstance(train, (str, os.PathLike))
+        if not script and not callable(train):
+            raise TypeError(f"train must be a function or a script's path. Received: {train!r}.")
+        datasets = list({arg.key: arg for arg in args if isinstance(arg, Partitions)}.values())
+        if datasets and (script or self.local_mode):
+            raise ValueError(
+                "tf_dsgd.spark.partitions needs a function and local_mode=False: the rows go to "
+                "tasks of Spark."
+            )
+        if script and not os.path.isfile(train):  # type: ignore[arg-type]
+            raise ValueError(f"There is no script here at {os.fspath(train)!r}.")  # type: ignore[arg-type]
+        if script:
+            program, payload = [os.fspath(train), *map(str, args)], b""  # type: ignore[arg-type]
+        else:
+            keys = [data.key for data in datasets]
+            program, payload = _CHIEF, bytes(cloudpickle.dumps((train, args, keys)))
+        outcome = (
+            self._run_here(program, payload)
+            if self.local_mode
+            else self._run_on_spark(program, payload, datasets)
+        )
+        return None if script else _result(outcome)
+
+    def _run_here(self, program: Sequence[str], payload: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="tf_dsgd-") as name:
+            folder = Path(name)
+            if payload:
+                (folder / "payload").write_bytes(pickle.dumps((payload, [])))
+            counts = ["--workers", str(self.num_workers), "--ps", str(self.num_ps)]
+            command = [sys.executable, "-m", "tf_dsgd.launch", *counts, *program]
+            path = os.pathsep.join(path for path in sys.path if path)
+            code = subprocess.run(
+                [*command, *([name] if payload else [])],
+                env={**os.environ, "PYTHONPATH": path},
+                check=False,
+            ).returncode
+            outcome = folder / "outcome"
+            if code or (payload and not outcome.exists()):
+                raise RuntimeError(f"The training has ended with code {code}. See what it wrote.")
+            return outcome.read_bytes() if payload else b""
+
+    def _run_on_spark(
+        self, program: list[str], payload: bytes, datasets: Sequence[Partitions]
+    ) -> bytes:
+        context = session().sparkContext
+        count = 1 + self.num_ps + self.num_workers
+        there = slots(context)
+        if there is not None and there < count:
+            raise ValueError(
+                f"{self} takes {count} slots of Spark, one for the chief, and {context.master} has "
+                f"{there}. Use local[{count}], or fewer workers."
+            )
+        with Server(**driver(context), answer=_log) as server:  # type: ignore[arg-type]
+            cluster = barrier_task.Cluster(
+                self.num_workers,
+                self.num_ps,
+                server.address,
+                server.token,
+                program,
+                payload,
+                [data.key for data in datasets],
+            )
+            found = self._rows(context, count, datasets)
+            outcomes = found.barrier().mapPartitions(barrier_task.work(cluster))
+            # Of barrier stages Spark starts only those again that a shuffle follows.
+            outcomes = outcomes.coalesce(1, shuffle=True).collect()
+        return bytes(outcomes[0]) if outcomes else b""
+
+    def _rows(self, context: Any, count: int, datasets: Sequence[Partitions]) -> Any:
+        """An RDD with a partition for each task, which holds that task's records."""
+        if not datasets:
+            return context.parallelize([], count)
+        first = count - self.num_workers
+        records = context.union([data.records(first, self.num_workers) for data in datasets])
+        return records.partitionBy(count, rows_task.itself)
+
+
+def _log(header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:
+    """Writes what the chief wrote."""
+    del header
+    sys.stdout.write(arrays[0].tobytes().decode(errors="replace"))
+    sys.stdout.flush()
+    return {}, []
+
+
+def _result(outcome: bytes) -> Any:
+    succeeded, value = pickle.loads(outcome)
+    if not succeeded:
+        raise value
+    return value
