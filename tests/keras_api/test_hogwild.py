@@ -1,11 +1,14 @@
 """`HogwildStrategy`: beside plain Keras, beside sums, beside Downpour on the simulator."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tf_dsgd import _tf
 
 ROWS, BATCH = 60, 4
 SGD, ADAGRAD = (lambda: keras.optimizers.SGD(0.1)), (lambda: keras.optimizers.Adagrad(0.1))
@@ -111,6 +114,30 @@ def test_what_threads_on_one_row_lose_is_counted_and_nothing_else_is_lost():
     assert (ledger.applied, ledger.refused, ledger.in_flight) == (number, 0, 0)
     counts = strategy.steps, strategy.updates, int(model.optimizer.iterations)
     assert counts == (number, number, number)
+
+
+def changes_of_the_count(within):
+    """The operations that change `optimizer.iterations` in an update."""
+    optimizer, weight = keras.optimizers.SGD(0.5), keras.Variable([1.0])
+    optimizer.build([weight])
+
+    @tf.function
+    def update():
+        with within(optimizer):
+            optimizer.apply([tf.constant([1.0])])
+
+    graph = update.get_concrete_function().graph
+    update()
+    assert int(optimizer.iterations) == 1 and weight.numpy() == [0.5]
+    counter = graph.capture(optimizer.iterations.value.handle)
+    changed = [o for o in graph.get_operations() if o.type.startswith("Assign")]
+    return [o.type for o in changed if o.inputs[0] is counter]
+
+
+def test_an_update_is_counted_by_one_operation():
+    """Two threads that read the count, and then assign it as Keras does, would count once."""
+    assert changes_of_the_count(contextlib.nullcontext) == ["AssignVariableOp"]
+    assert changes_of_the_count(_tf.counted_natively) == ["AssignAddVariableOp"]
 
 
 def test_dense_weights_lose_nothing_and_have_no_copies():

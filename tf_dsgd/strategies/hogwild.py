@@ -32,10 +32,9 @@ class HogwildStrategy(DistributedStrategy):
     - **Rows** of tables are read and changed without a lock; an id that a mini-batch names several
       times is added once, as the sum. TensorFlow's addition to a row is not atomic between threads:
       two that add to one row in the same moment may keep one of the two additions. Where threads
-      touch different rows nothing is lost. The page on Hogwild! says how much was lost in a test.
+      touch different rows nothing is lost.
     - **Dense weights** are read in place as well. TensorFlow adds to a dense variable as a whole,
-      under that variable's own lock (the paper's AIG), so nothing is lost there; it copies a dense
-      variable that is written while another thread still reads it.
+      under that variable's own lock (the paper's AIG), so nothing is lost there.
     - A thread may read some weights before another's update and some after it.
     - Each mini-batch is a message that is counted once, under a lock: `strategy.steps`,
       `strategy.updates`, `optimizer.iterations` and the ledger are exact, whatever is lost in rows.
