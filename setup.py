@@ -24,8 +24,9 @@ EXTRAS = {
     "tensorboard": ["tensorboard"],
     "plot": ["matplotlib"],
     "examples": ["scikit-learn"],
-    # Spark's rows come as Arrow batches; its DataFrames want pandas for what is vectorised.
-    "spark": ["pyspark>=4,<5", "pyarrow>=15", "pandas>=2.2"],
+    # Spark's rows come as Arrow batches; its DataFrames want pandas for what is vectorised, and warn
+    # of pandas 3 (pyspark 4.3).
+    "spark": ["pyspark>=4,<5", "pyarrow>=15", "pandas>=2.2,<3"],
     "test": [
         "pytest>=8",
         "pytest-timeout",
