@@ -24,7 +24,7 @@ EXTRAS = {
     "tensorboard": ["tensorboard"],
     "plot": ["matplotlib"],
     "examples": ["scikit-learn"],
-    # Spark's rows come as Arrow batches; its DataFrames want pandas for what is vectorised, and warn
+    # Rows come as Arrow batches; DataFrames want pandas for what is vectorised, and warn
     # of pandas 3 (pyspark 4.3).
     "spark": ["pyspark>=4,<5", "pyarrow>=15", "pandas>=2.2,<3"],
     "test": [
