@@ -26,14 +26,14 @@ class Patterns:
         placement: regular expressions, each of which is to match a Keras path, whole or from one
             of its names on, and where what matches goes; or "auto", for each
             `keras.layers.Embedding` of at least `auto_bytes`.
-        auto_bytes: see there.
+        auto_bytes: see there; None for 100 MB.
 
     Raises:
         TypeError, ValueError: for anything else, naming it.
     """
 
-    def __init__(self, placement: Any, auto_bytes: int = _AUTO):
-        self._auto_bytes = auto_bytes
+    def __init__(self, placement: Any, auto_bytes: int | None = None):
+        self._auto_bytes = _AUTO if auto_bytes is None else auto_bytes
         self._auto = isinstance(placement, str) and placement == "auto"
         placement = {} if placement is None or self._auto else placement
         if not isinstance(placement, Mapping):
