@@ -63,15 +63,15 @@ def test_every_partition_counts_once_and_empty_ones_send_nothing(spark):
     assert model["calls"] == 12
 
 
-@pytest.mark.parametrize("moment", ["before its update", "after its update"])
-def test_an_executors_process_that_is_killed_changes_nothing(spark, tmp_path, moment):
-    """Spark runs its task again; an update that was sent already is refused the second time."""
+@pytest.mark.parametrize("moment", ["killed before its update", "without an answer to it"])
+def test_a_task_that_spark_runs_twice_changes_nothing(spark, tmp_path, moment):
+    """An executor's process is killed; or an update counts, and its task ends with an error."""
     mark, done = str(tmp_path / "killed"), str(tmp_path / "done")
     model = {"sum": np.zeros(2)}
 
     def dies_before(index, part):
         yield from part
-        if moment == "before its update" and index == 2 and not os.path.exists(mark):
+        if moment.startswith("killed") and index == 2 and not os.path.exists(mark):
             pathlib.Path(mark).touch()
             os.kill(os.getpid(), 9)
 
@@ -80,8 +80,8 @@ def test_an_executors_process_that_is_killed_changes_nothing(spark, tmp_path, mo
 
     with tf_dsgd.spark.DeepDist(model) as d:
         data = rows(spark, 4).mapPartitionsWithIndex(dies_before)
-        if moment == "after its update":
-            # The driver's answer is lost: the task dies where it would read it.
+        if moment.startswith("without"):
+            # In place of the answer the task gets an error, with which it ends.
             answer = d._answer
 
             def lost_answer(header, arrays):
@@ -96,8 +96,8 @@ def test_an_executors_process_that_is_killed_changes_nothing(spark, tmp_path, mo
         counts = d.train(data, lambda model, rows: sum(rows), add)
     np.testing.assert_array_equal(model["sum"], [66.0, 132.0])
     assert counts.updates == 4
-    assert counts.again == (moment == "after its update")
-    assert os.path.exists(mark) == (moment == "before its update")
+    assert counts.again == (moment.startswith("without"))
+    assert os.path.exists(mark) == (moment.startswith("killed"))
 
 
 def test_a_keras_model_is_the_sequential_loop(spark):

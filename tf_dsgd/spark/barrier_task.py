@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
@@ -118,10 +119,11 @@ def run_process(
     else:
         command = ["-m", "tf_dsgd.serve"]
         if job == "worker":
-            environment.setdefault("TF_DSGD_THREADS", str(context.cpus()))
+            threads = os.environ.get("TF_DSGD_THREADS", str(context.cpus()))
+            environment["TF_DSGD_THREADS"] = threads
     with Child(f"{job} {index}" if job != "chief" else job, command, environment) as child:
         if job != "chief":
-            child.watch_until(waiting(context))
+            child.watch_until(Waiting(context))
             return
         for lines in child.lines():
             data = np.frombuffer(lines, np.uint8)
@@ -135,11 +137,20 @@ def run_process(
                 yield file.read()
 
 
-def waiting(context: Any) -> threading.Thread:
-    """A thread that ends when all tasks have come to the stage's last barrier."""
-    thread = threading.Thread(target=context.barrier, name="tf_dsgd barrier", daemon=True)
-    thread.start()
-    return thread
+class Waiting(threading.Thread):
+    """A thread that ends when all tasks have come to the stage's last barrier, or none will."""
+
+    def __init__(self, context: Any):
+        super().__init__(name="tf_dsgd barrier", daemon=True)
+        self._context = context
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._context.barrier()
+        except Exception as error:  # raised where the process is watched
+            self.error = error
 
 
 class Child:
@@ -178,13 +189,21 @@ class Child:
         return f" Its last words:\n{text}" if text else ""
 
     def lines(self) -> Iterator[bytes]:
-        """What it writes, as it comes, until it ends."""
+        """What it writes, as it comes, until it ends, though others that it left may write on."""
         pipe: IO[bytes] | None = self.process.stdout
-        while pipe is not None and (part := os.read(pipe.fileno(), 1 << 16)):
-            self._written = (self._written + part)[-LAST_BYTES:]
-            yield part
+        while pipe is not None:
+            ended = self.process.poll() is not None
+            readable, _, _ = select.select([pipe], [], [], 0.0 if ended else LOOK_SECONDS)
+            if readable:
+                part = os.read(pipe.fileno(), 1 << 16)
+                if not part:
+                    return
+                self._written = (self._written + part)[-LAST_BYTES:]
+                yield part
+            elif ended:
+                return
 
-    def watch_until(self, end: threading.Thread) -> None:
+    def watch_until(self, end: Waiting) -> None:
         """Returns when `end` has ended; the process may not do so before.
 
         Raises:
@@ -200,6 +219,8 @@ class Child:
                     f"{self.last}"
                 )
             end.join(timeout=LOOK_SECONDS)
+        if end.error is not None:
+            raise end.error
 
     def _copy(self) -> None:
         for line in self.process.stdout or ():

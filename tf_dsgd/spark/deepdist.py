@@ -166,8 +166,12 @@ class DeepDist:
                 "spark.sparkContext.parallelize(data, 8)."
             )
         self._begin(descent)
-        for epoch in range(epochs):
-            self._run(rows, gradient, epoch)
+        try:
+            for epoch in range(epochs):
+                self._run(rows, gradient, epoch)
+        finally:
+            with self._mutex:  # from here on no task of this training changes the model
+                self._job += 1
         with self._mutex:
             return Counts(
                 self._counts["updates"],
@@ -180,6 +184,7 @@ class DeepDist:
         with self._mutex:
             self._job += 1
             self._descent, self._error = descent, None
+            self._fetched = None  # the model may have been changed since
             self._counts.clear()
             self._seen.clear()
             self._staleness.clear()
@@ -237,6 +242,7 @@ class DeepDist:
             self._descent(self.model, gradient_task.put_together(header["form"], arrays))
         except Exception as error:
             self._error = error
+            self._fetched = None  # it may be half changed
             raise
         self._seen.add(key)
         self._staleness.append(self._version - header["version"])

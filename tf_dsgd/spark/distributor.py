@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -84,7 +85,8 @@ class Distributor:
             arrays, and save a model to a file.
 
         Raises:
-            RuntimeError: without Java; in a session of Spark Connect; or if a script fails.
+            RuntimeError: without Java; in a session of Spark Connect; in local mode if a script
+                fails. On Spark that is a lost task.
             ValueError: if Spark has fewer slots than there are tasks, or data are given that nobody
                 could read.
             Exception: what the function raised. A task that is lost for good comes as Spark's
@@ -170,8 +172,10 @@ class Distributor:
 def _log(header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:
     """Writes what the chief wrote."""
     del header
-    sys.stdout.write(arrays[0].tobytes().decode(errors="replace"))
-    sys.stdout.flush()
+    text = arrays[0].tobytes().decode(errors="replace")
+    with contextlib.suppress(OSError, UnicodeError):  # that it cannot be shown ends no training
+        sys.stdout.write(text)
+        sys.stdout.flush()
     return {}, []
 
 

@@ -17,6 +17,7 @@ Answer = Callable[[dict[str, Any], list[np.ndarray]], tuple[dict[str, Any], Sequ
 """From a request's header and arrays to the answer's. Called in several threads at a time."""
 
 _MOST_CONNECTIONS = 256
+_MOST_OF_AN_ERROR = 10_000
 
 
 class Server:
@@ -74,9 +75,10 @@ class Server:
     def _reply(self, request: frames.Message) -> bytes:
         try:
             header, arrays = self._answer(request.header, request.arrays)
+            return frames.encode(self.token, header, arrays, to=request.mac)
         except Exception as error:  # is told to the task, which ends with it
-            header, arrays = {"error": f"{type(error).__name__}: {error}"}, ()
-        return frames.encode(self.token, header, arrays, to=request.mac)
+            said = f"{type(error).__name__}: {error}"[:_MOST_OF_AN_ERROR]
+            return frames.encode(self.token, {"error": said}, (), to=request.mac)
 
 
 def _listen(host: str, handle: Callable[[socket.socket], None]) -> socketserver.TCPServer:

@@ -10,9 +10,11 @@ A message is
 
 The MACs are HMAC-SHA256 under a token that Spark hands to the tasks with their code; the token
 itself is not sent. That of an answer holds the request's, so an answer to one request is none to
-another. Nothing is read of a header whose MAC is wrong, and no body is waited for: whoever has no
-token can have the driver read 1 MB and wait for some seconds, and nothing else. Arrays are of
-numbers; no pickle is read or written.
+another. Nothing is read of a header whose MAC is wrong, and no body is waited for: who has neither
+the token nor a message can have the driver read 1 MB and wait for some seconds. Nothing is
+encrypted, and who reads the wire can send a message again: answers to it are those to the first,
+an update counts once, and a line of the log appears twice. Arrays are of numbers; no pickle is read
+or written.
 
 Tasks get this module's functions by value, so it imports the standard library and NumPy alone:
 importing the package would have each task import TensorFlow, which takes seconds.
