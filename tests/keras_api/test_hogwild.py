@@ -100,7 +100,7 @@ def test_threads_on_rows_of_their_own_lose_nothing(threads):
     np.testing.assert_array_equal(model.get_weights()[0], np.full((400, 1), -0.5))
 
 
-def test_what_threads_on_one_row_lose_is_counted_and_nothing_else_is_lost():
+def test_threads_on_one_row_lose_at_most_additions_to_it_and_no_count():
     """Each mini-batch adds -1 to row 7, which it names eight times."""
     strategy = tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(4))
     model = table_alone(strategy)
