@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_errors
 from tf_dsgd.strategies import lookups, splitting, tables
-from tf_dsgd.strategies.variable import ReplicaVariable
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 
 class Context(tf.distribute.ReplicaContext):
@@ -104,7 +104,8 @@ class Extended(_tf.StrategyExtended):
         return self.parameter_devices
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
-        return (value,)
+        own = isinstance(value, ReplicaVariable) and value.kind is Kind.OWN
+        return value.each_at_rest() if own else (value,)
 
     def value_container(self, value: Any) -> Any:
         return value

@@ -14,6 +14,11 @@ integers the sum.
 `SEED`, state of seed generators: each worker has its own and keeps it; outside, worker 0's is
 read.
 
+`OWN`, a variable of the user's, made with `synchronization=ON_READ` and
+`aggregation=ONLY_FIRST_REPLICA`: each worker has its own and keeps it, and nothing of it travels;
+outside, worker 0's is read, or all by `strategy.experimental_local_results`. A worker that comes
+back begins with the value that the variable was made with, or was last assigned outside.
+
 `METRIC`, sums and counts of metrics: each worker has its own and keeps it; outside, the sum is
 read. Where workers can be lost, their changes travel with their messages instead, and a fetch
 brings the sum, so that what a lost worker had sent counts, and nothing else of it.
@@ -52,6 +57,7 @@ class Kind(enum.Enum):
     WEIGHT = enum.auto()
     STATISTIC = enum.auto()
     SEED = enum.auto()
+    OWN = enum.auto()
     METRIC = enum.auto()
     SLOT = enum.auto()
     CONTROL = enum.auto()
@@ -160,7 +166,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self._snapshots: Snapshots | None = None
         self._on_shards: dict[int, tf.Variable] = {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave
-        self.owned_by_workers = kind is Kind.SEED or (
+        self.owned_by_workers = kind in (Kind.SEED, Kind.OWN) or (
             kind is Kind.METRIC and not self._workers_can_leave
         )
         self.kept_by_workers = False
@@ -264,6 +270,15 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         workers = range(self.distribute_strategy.num_workers)
         return np.stack([found.get(m, lost) for m in workers])
 
+    def each_at_rest(self) -> tuple[tf.Tensor, ...]:
+        """Of `OWN`: what each worker has, or will begin with; a drain comes first."""
+        self.distribute_strategy.settle()
+        with self.distribute_strategy.engine.explained():
+            values = self.of_workers()
+            if values is None:
+                values = [self.primary.numpy()] * self.distribute_strategy.num_workers
+        return tuple(tf.convert_to_tensor(value) for value in values)
+
     def note_first(self) -> None:
         """Keeps the value that it was created with: a number, where it is one throughout."""
         with tf.init_scope():
@@ -310,7 +325,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             # A worker in another process may be gone by now.
             seen = self.primary if self._workers_can_leave else self.copies.template
             return seen.read_value()
-        values = list(self.copies.read().values())
+        found = self.copies.read()
+        if self.kind is Kind.OWN:
+            return tf.convert_to_tensor(found[0]) if 0 in found else self.primary.read_value()
+        values = list(found.values())
         if self.kind is Kind.METRIC:
             return tf.add_n([self.primary.read_value(), *values])
         if self.dtype.is_floating and values:
@@ -430,7 +448,8 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
     if isinstance(creator, keras.optimizers.Optimizer):
         return Kind.SLOT if primary.shape.rank else Kind.CONTROL
     if primary.synchronization == tf.VariableSynchronization.ON_READ:
-        return Kind.METRIC
+        first = primary.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return Kind.OWN if first else Kind.METRIC
     if isinstance(creator, keras.random.SeedGenerator):
         return Kind.SEED
     return Kind.WEIGHT if primary.trainable else Kind.STATISTIC
