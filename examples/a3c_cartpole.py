@@ -40,7 +40,7 @@ def moved(state: tf.Tensor, action: tf.Tensor) -> tf.Tensor:
     Explicit Euler: places move by the old speeds.
     """
     position, speed, angle, turning = tf.unstack(state, axis=-1)
-    force = tf.where(action == 1, FORCE, -FORCE)
+    force = FORCE * tf.cast(2 * action - 1, state.dtype)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     total, moment = CART_MASS + POLE_MASS, POLE_MASS * HALF_LENGTH
     push = (force + moment * turning * turning * sine) / total
@@ -251,10 +251,9 @@ def train(strategy: tf_dsgd.DownpourStrategy, options: argparse.Namespace, note)
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1. Received: {text}")
-    return value
+    if not text.isdecimal() or not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 on. Received: {text}")
+    return int(text)
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -272,8 +271,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--units", type=positive, default=64, help="of the hidden layer")
     add("--save", help="file for the model, which ends with .keras")
     options = parser.parse_args(arguments)
-    if options.seed < 0:
-        parser.error(f"--seed must be at least 0. Received: {options.seed}")
+    if not 0 <= options.seed < 1 << 31:
+        parser.error(f"--seed must be from 0 to 2**31 - 1. Received: {options.seed}")
     if not 0 < options.rate < 1e9:
         parser.error(f"--rate must be above 0, and finite. Received: {options.rate}")
     if not 0 <= options.discount <= 1:
@@ -282,6 +281,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--entropy_weight must be at least 0. Received: {options.entropy_weight}")
     if options.save and not options.save.endswith(".keras"):
         parser.error(f"--save must end with .keras. Received: {options.save}")
+    if options.save and not os.path.isdir(os.path.dirname(options.save) or "."):
+        parser.error(f"--save must be in a folder that exists. Received: {options.save}")
     if os.environ.get("TF_CONFIG") and (options.simulated or options.workers):
         parser.error("--workers and --simulated are not for a launched script: its cluster is")
     return options

@@ -56,6 +56,7 @@ TWO_WORKERS = (
         f"tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time{case}"
         for case in ([""] if LONG else ["[downpour-0]", "[downpour_2_3-1]", "[softsync-3]"])
     ),
+    "tests/keras_api/test_own_variables.py::test_each_worker_has_its_own",
     "tests/keras_api/test_progress.py",
     *of("cluster/on_cluster/test_overlap", *(f"periods[periods{n}]" for n in (0, 2, 4))),
     *(f"tests/cluster/on_cluster/test_{name}.py" for name in ON_CLUSTER),

@@ -97,7 +97,7 @@ def check_repeatable(
                 f"{_owner(model, variable)} draws random numbers. Leave it out, or set its rate to "
                 "0; do augmentation once, to the data."
             )
-        if variable.kind is Kind.STATISTIC:
+        if variable.kind in (Kind.STATISTIC, Kind.OWN):
             raise ValueError(
                 "A batch method compares the loss at several points, and in training "
                 f"{_owner(model, variable)} changes its own state, {variable.name!r}, with each "
