@@ -20,7 +20,7 @@ import tf_dsgd
 
 # The order of the pages: what a reader wants to do comes before what a reader looks up.
 NAVIGATION = {
-    "Train": ["getting_started", "data", "callbacks", "staleness_monitor"],
+    "Train": ["getting_started", "data", "loops", "callbacks", "staleness_monitor"],
     "On which machines": [
         "gpu",
         "jit_compile",

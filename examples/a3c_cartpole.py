@@ -157,9 +157,7 @@ class Agent:
         keras.utils.set_random_seed(options.seed)
         self.model = build_model(options.units)
         rate = keras.optimizers.schedules.PolynomialDecay(options.rate, options.rollouts, 0.0)
-        self.optimizer = keras.optimizers.RMSprop(
-            rate, rho=0.99, epsilon=0.1, global_clipnorm=40.0
-        )
+        self.optimizer = keras.optimizers.RMSprop(rate, rho=0.99, epsilon=0.1, global_clipnorm=40.0)
         self.optimizer.build(self.model.trainable_variables)
         self.returns = keras.metrics.Mean()  # of the episodes that ended, whoever played them
         self.state = own(tf.zeros([4]))

@@ -5,6 +5,7 @@ import pickle
 import re
 import tarfile
 
+import keras
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ def run_example(name: str, *arguments: str) -> str:
 
 
 def number(pattern: str, text: str) -> float:
-    match = re.search(pattern, text)
+    match = re.search(pattern, text, re.MULTILINE)
     assert match, f"{pattern!r} not in:\n{text}"
     return float(match.group(1))
 
@@ -152,6 +153,37 @@ def test_spark_trains_on_a_dataframe():
     output = run_example("spark_dataframe.py", "--rows", "20000", "--epochs", "4")
     for name in ("plain fit", "LocalCluster", "Distributor"):
         assert number(rf"{name} +accuracy ([\d.]+)", output) > 0.65
+
+
+def check_a3c(output: str, rollouts: int) -> None:
+    """Looked at twice; a rollout is of at most five steps, an episode of at least eight."""
+    assert number(r"^rollouts (\d+)", output) == number(r"updates (\d+)", output) == rollouts
+    ended = [int(n) for n in re.findall(r"(\d+) episodes ended.*new ones: +[\d.]+$", output, re.M)]
+    assert len(ended) == 2
+    assert sum(ended) == number(r"^episodes (\d+)", output) <= rollouts * 5 / 8
+
+
+@pytest.mark.slow
+def test_a3c_learns_on_a_virtual_clock_and_is_saved(tmp_path):
+    """By chance an episode has about 22 steps."""
+    path = tmp_path / "policy.keras"
+    sizes = ("--rollouts", "1000", "--check_every", "500")
+    output = run_example(
+        "a3c_cartpole.py", "--simulated", "--workers", "2", *sizes, "--save", str(path)
+    )
+    check_a3c(output, 1000)
+    assert number(r" 1000 rollouts: .* mean return of +([\d.]+)", output) > 30.0
+    assert keras.saving.load_model(path).count_params() == 4 * 64 + 64 + 64 * 2 + 2 + 64 + 1
+
+
+@pytest.mark.alone
+def test_a3c_runs_on_processes():
+    """The same script; each worker's episode is in its own process."""
+    script = str(ROOT / "examples" / "a3c_cartpole.py")
+    launch = ("-m", "tf_dsgd.launch", "--workers", "2")
+    result = run_python(*launch, script, "--rollouts", "240", "--check_every", "120")
+    assert result.returncode == 0, result.stderr
+    check_a3c(result.stdout, 240)
 
 
 def check_recommender(output: str) -> None:
