@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import tf_dsgd
 
-# -- the cart and the pole: Gymnasium's CartPole-v1 -------------------------------------------------
+# -- the cart and the pole: Gymnasium's CartPole-v1 ------------------------------------------------
 
 GRAVITY, CART_MASS, POLE_MASS, HALF_LENGTH = 9.8, 1.0, 0.1, 0.5
 FORCE, SECONDS = 10.0, 0.02
@@ -68,7 +68,7 @@ def first_state(uniform: tf.Tensor) -> tf.Tensor:
     return 0.1 * uniform - 0.05
 
 
-# -- the actor and the critic -----------------------------------------------------------------------
+# -- the actor and the critic ----------------------------------------------------------------------
 
 
 def build_model(units: int) -> keras.Model:
@@ -85,7 +85,7 @@ def drawn(logits: tf.Tensor, uniform: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass
 class Rollout:
-    """At most t_max steps of one episode; where it ended before, the rest repeats the last state."""
+    """At most t_max steps of an episode; where it ended before, the rest repeats the last state."""
 
     states: tf.Tensor  # [t_max + 1, 4]: before each step, and after the last
     actions: tf.Tensor  # [t_max]
@@ -133,7 +133,7 @@ def loss_of(model: keras.Model, rollout: Rollout, options: argparse.Namespace) -
     return tf.reduce_sum(tf.cast(rollout.taken, tf.float32) * (actor + 0.5 * advantage**2))
 
 
-# -- what a worker does -----------------------------------------------------------------------------
+# -- what a worker does ----------------------------------------------------------------------------
 
 
 def own(initial: tf.Tensor) -> tf.Variable:
@@ -180,7 +180,7 @@ class Agent:
         return {"loss": loss, "length": rollout.length}
 
 
-# -- the loop ---------------------------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------------------
 
 
 def make_judge(options: argparse.Namespace):

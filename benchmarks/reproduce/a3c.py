@@ -2,11 +2,11 @@
 
     python benchmarks/reproduce/a3c.py --json a3c.json
 
-Mnih et al. (2016), figure 3 and table 2: to a score of reference, on average over seven Atari games,
-2, 4, 8 and 16 threads are 2.1, 3.7, 6.9 and 12.5 times as fast as one. Here examples/a3c_cartpole.py
-runs on simulated workers: a rollout of at most five steps takes a second (log-normal, so that
-workers do not go in step), a message 0.05 s on average. CartPole is solved when 100 new episodes have
-a mean return of 475; this is looked at every `--check_every` rollouts, when all workers meet. Another
+Mnih et al. (2016), table 2: to a score of reference, on average over seven Atari games, 2, 4, 8 and
+16 threads are 2.1, 3.7, 6.9 and 12.5 times as fast as one. Here examples/a3c_cartpole.py runs on
+simulated workers: a rollout of at most five steps takes a second (log-normal, so that workers do
+not go in step), a message 0.05 s on average. CartPole is solved when 100 new episodes have a mean
+return of 475. This is looked at every `--check_every` rollouts, when all workers meet. Another
 1,000 episodes with the same weights then say how far that was luck. The rate falls to 0 over
 `--rollouts`, which is also where a run is given up. Every seed has its own first weights, episodes
 and delays; intervals are 95 % by bootstrap over the seeds.

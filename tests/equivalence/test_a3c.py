@@ -22,7 +22,7 @@ sys.modules["a3c_cartpole"] = a3c  # where its dataclass looks for its types
 spec.loader.exec_module(a3c)
 
 
-# -- the cart and the pole --------------------------------------------------------------------------
+# -- the cart and the pole -------------------------------------------------------------------------
 
 
 def numpy_step(state, action):
@@ -78,7 +78,7 @@ def test_an_episode_ends_off_the_track_and_beyond_twelve_degrees():
     np.testing.assert_allclose(corners, [-0.05, 0.05, 0.0, -0.025], atol=1e-8)
 
 
-# -- returns and the gradient -----------------------------------------------------------------------
+# -- returns and the gradient ----------------------------------------------------------------------
 
 
 def test_returns_by_hand():
@@ -142,7 +142,7 @@ def test_the_gradient_is_the_papers(terminated, taken):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-# -- one worker -------------------------------------------------------------------------------------
+# -- one worker ------------------------------------------------------------------------------------
 
 
 def one_episode_after_another(chosen):
@@ -179,7 +179,7 @@ def one_episode_after_another(chosen):
 
 
 def gradient_of(model, seen, actions, fell, chosen):
-    """With rows of nothing up to the paper's five: a product of fewer rows adds in another order."""
+    """With rows of nothing up to five: a product of fewer rows adds in another order."""
     taken = len(actions)
     rows = tf.stack(seen + [seen[-1]] * (5 - taken))
     following = np.float32(0.0) if fell else model(rows)[1].numpy()[-1, 0]
@@ -209,7 +209,7 @@ def without_fusion():
 def test_one_worker_is_the_sequential_loop_bit_for_bit(monkeypatch, without_fusion):
     """Also where episodes are truncated, after 12 steps here: most of them are, and some fall."""
     monkeypatch.setattr(a3c, "MOST_STEPS", 12)
-    sizes = ("--rollouts", "50", "--check_every", "20", "--units", "8")
+    sizes = ("--rollouts", "40", "--check_every", "16", "--units", "8")
     chosen = options("--simulated", "--workers", "1", "--seed", "4", *sizes)
     notes = []
 
@@ -220,11 +220,37 @@ def test_one_worker_is_the_sequential_loop_bit_for_bit(monkeypatch, without_fusi
     weights, lengths = one_episode_after_another(chosen)
     for ours, theirs in zip(result["agent"].model.get_weights(), weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert [number for number, _, _ in notes] == [20, 40, 50]
+    assert [number for number, _, _ in notes] == [16, 32, 40]
     assert sum(count for _, count, _ in notes) == len(lengths) == result["episodes"]
     assert sum(total for _, _, total in notes) == sum(lengths)
     assert 0 < lengths.count(12) < len(lengths)  # both kinds of end are there
-    assert result["rollouts"] == 50 and not result["solved"]
+    assert result["rollouts"] == 40 and not result["solved"]
+
+
+@pytest.mark.parametrize("where", [("--simulated", "--workers", "3"), ("--workers", "2")])
+def test_each_worker_plays_its_own_episode(where):
+    """At a rate of nothing all play with the first weights: a recording says who played what."""
+    sizes = ("--rollouts", "60", "--check_every", "25", "--units", "4")
+    chosen = options(*where, "--rate", "1e-30", *sizes)
+    strategy = a3c.make_strategy(chosen)
+    with strategy.recording() as entries:
+        agent = a3c.train(strategy, chosen, lambda *_: None)["agent"]
+    model = a3c.build_model(4)
+    model.set_weights(agent.model.get_weights())
+    steps = [entry for entry in entries if entry[1] == "step"]
+    assert sorted(t for _, _, tickets in steps for t in tickets) == list(range(60))
+    states = strategy.experimental_local_results(agent.state)
+    lengths = strategy.experimental_local_results(agent.length)
+    for worker in range(strategy.num_workers):
+        state, length = tf.zeros([4]), tf.constant(0)
+        for ticket in (t for m, _, tickets in steps for t in tickets if m == worker):
+            uniform = tf.random.stateless_uniform([9], tf.constant([chosen.seed, ticket], tf.int64))
+            begin = a3c.first_state(uniform[:4]) if length == 0 else state
+            rollout = a3c.play(model, begin, length, uniform[4:])
+            state, length = rollout.states[-1], rollout.length * int(not rollout.over)
+        assert int(lengths[worker]) == int(length)
+        np.testing.assert_allclose(states[worker], state, atol=1e-5)
+    assert len({tuple(state.numpy()) for state in states}) == strategy.num_workers
 
 
 def test_the_judge_plays_whole_episodes():

@@ -274,9 +274,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """Of `OWN`: what each worker has, or will begin with; a drain comes first."""
         self.distribute_strategy.settle()
         with self.distribute_strategy.engine.explained():
-            values = self.of_workers()
-            if values is None:
-                values = [self.primary.numpy()] * self.distribute_strategy.num_workers
+            found, workers = self.of_workers(), self.distribute_strategy.num_workers
+            values = [self.primary.numpy()] * workers if found is None else list(found)
         return tuple(tf.convert_to_tensor(value) for value in values)
 
     def note_first(self) -> None:
