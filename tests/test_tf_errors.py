@@ -204,3 +204,15 @@ def test_an_operation_that_failed_in_one_line(text, brief):
     assert error.message == brief
     assert error.__notes__ == [_tf_errors.FAILED]
     assert getattr(error, _tf_errors.WHOLE) == text
+
+
+H5PY = (
+    "Can't write data (file write failed: time = Wed Nov 25 12:00:00 2026\n, filename = 'a', file "
+    "descriptor = 9, errno = 28, error message = 'No space left on device', buf = 0x5576, ...)"
+)
+
+
+@pytest.mark.parametrize("arguments", [(H5PY,), (28, H5PY), (28, "No space left on device")])
+def test_a_full_disk_is_said_in_a_few_words(arguments):
+    """h5py says it in what it was seen to say: all that it knows."""
+    assert _tf_errors.why_not_written(OSError(*arguments)) == "No space left on device"

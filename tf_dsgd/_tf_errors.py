@@ -247,8 +247,8 @@ def _says_one_of(error: BaseException, texts: tuple[str, ...]) -> bool:
 
 
 def why_not_written(error: OSError) -> str:
-    """The reason in a few words; h5py 3.14 gives no `strerror`, and all that it knows."""
-    if error.strerror:
-        return error.strerror
+    """The reason in a few words; h5py says all that it knows, as text or as `strerror`."""
     number = re.search(r"errno = (\d+)", str(error))
-    return os.strerror(int(number[1])) if number else " ".join(str(error).split())
+    if number:
+        return os.strerror(int(number[1]))
+    return error.strerror or " ".join(str(error).split())

@@ -16,7 +16,7 @@ NOTHING_TRAINED = "Nothing was trained."
 """The note of an error that comes before training, of what a user gave or of another task."""
 _said_in_a_line = {NOTHING_TRAINED}
 """The notes of errors that say all that a user can do about them."""
-_GOES_ON = "With tf_dsgd.callbacks.BackupAndRestore the same command would go on from there"
+_WITH_BACKUPS = "tf_dsgd.callbacks.BackupAndRestore"
 
 
 def say(message: str, version: str = "") -> None:
@@ -26,7 +26,9 @@ def say(message: str, version: str = "") -> None:
     print(f"{who}: {message}\n", end="", file=sys.stderr, flush=True)
 
 
-def end_scripts_in_a_line(*notes: str, says_interrupts: bool = True) -> None:
+def end_scripts_in_a_line(
+    *notes: str, says_interrupts: bool = True, backups: str = _WITH_BACKUPS
+) -> None:
     """A script that is ended by an error with one of these notes says the error, and no traceback.
 
     That is written to a file, which is named before, with all that TensorFlow said. So it is with a
@@ -35,6 +37,7 @@ def end_scripts_in_a_line(*notes: str, says_interrupts: bool = True) -> None:
     Args:
         *notes: those of such errors.
         says_interrupts: whether Ctrl-C has a line, or ends the script without a word.
+        backups: with what the same command would go on.
     """
     _said_in_a_line.update(notes)
     ours = getattr(sys.excepthook, "of_tf_dsgd", False)  # this one, or that of launch/early
@@ -56,7 +59,8 @@ def end_scripts_in_a_line(*notes: str, says_interrupts: bool = True) -> None:
             print(getattr(error, WHOLE, ""), file=file)
         say(f"the traceback is in {file.name}")
         if interrupted:
-            say(f"{_line(where)}{kind.__name__}. {_GOES_ON}.")
+            goes_on = f"With {backups} the same command would go on from there"
+            say(f"{_line(where)}{kind.__name__}. {goes_on}.")
             return
         say(str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}")
 

@@ -120,13 +120,13 @@ def _cluster(workers, shards=1, **options):
 @pytest.mark.parametrize(
     ("workers", "shards", "batch_size", "method"),
     [
-        (1, 1, 45, "lbfgs"),
         (2, 1, 7, "lbfgs"),
         (4, 3, 2, "lbfgs"),
-        (2, 3, 20, "cg-fr"),
-        (4, 1, 7, "cg-pr"),
         (1, 3, 10, "cg-hs"),
-        (4, 3, 4, "gd"),
+        pytest.param(1, 1, 45, "lbfgs", marks=pytest.mark.slow),
+        pytest.param(2, 3, 20, "cg-fr", marks=pytest.mark.slow),
+        pytest.param(4, 1, 7, "cg-pr", marks=pytest.mark.slow),
+        pytest.param(4, 3, 4, "gd", marks=pytest.mark.slow),
     ],
 )
 def test_iterates_are_the_twin_s(workers, shards, batch_size, method):

@@ -185,11 +185,11 @@ def flat(dense, slices):
 @pytest.mark.parametrize(
     ("count", "scaling", "optimizer"),
     [
-        (1, "inverse", "sgd"),
         (2, "half_life", "adagrad"),
         (3, "inverse", "adagrad"),
-        (5, None, "adagrad"),
-        (7, "half_life", "sgd"),
+        pytest.param(1, "inverse", "sgd", marks=pytest.mark.slow),
+        pytest.param(5, None, "adagrad", marks=pytest.mark.slow),
+        pytest.param(7, "half_life", "sgd", marks=pytest.mark.slow),
     ],
 )
 def test_random_sequences_of_fetches_and_messages(count, scaling, optimizer):

@@ -98,7 +98,11 @@ def test_what_was_made_before_the_strategy_stays_usable():
         "dataset": [0.0, 3.0, 6.0],
         "model": True,
         "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
+        "assigned": [5.0, [5.0, 6.0]],
+        "restored": [5.0, 6.0],
     }, log(process)
+    (warned,) = [line for line in process.lines if "traced before the strategy" in line]
+    assert warned.count("assigning") == 1 and "one_step" not in warned
 
 
 @measures_no_seconds

@@ -280,7 +280,10 @@ def test_a_script_that_catches_nothing_ends_soon_and_in_a_few_lines(tmp_path, en
     assert "Traceback" not in process.text
     if ended_by == "Ctrl-C":
         assert (code, len(said)) == (130, 2), process.text
-        assert "KeyboardInterrupt. With tf_dsgd.callbacks.BackupAndRestore" in said[-1]
+        assert (
+            "KeyboardInterrupt. With keras.callbacks.BackupAndRestore, in a folder for each"
+            in said[-1]
+        )
         assert seconds < 2.0
     else:
         assert (code, len(said)) == (137, 5), process.text

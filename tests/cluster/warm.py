@@ -8,6 +8,7 @@ What the command line does to a program is tested cold, in `test_launch.py` and 
 """
 
 import atexit
+import builtins
 import contextlib
 import ctypes
 import fcntl
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -186,9 +188,13 @@ def _become(asked, fds):
     os.environ.update(asked["env"])
     interpreter, *argv = asked["argv"]
     sys.orig_argv[:] = [interpreter, *argv]
-    while argv[0] == "-u":
+    unbuffered = argv[0] == "-u"
+    if unbuffered:
         argv.pop(0)
-    unbuffered = "-u" in asked["argv"]
+    while argv[0] == "-W":  # error::UserWarning, say
+        action, _, category = argv[1].split(":")
+        warnings.filterwarnings(action, category=getattr(builtins, category))
+        argv = argv[2:]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115, they live as long as the process
     out = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115
     sys.stdout = io.TextIOWrapper(out, write_through=unbuffered)

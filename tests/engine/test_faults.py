@@ -4,6 +4,7 @@ Outside witnesses: an integer for each example counts how often it was trained o
 shards applied; for a constant gradient and SGD of rate 1 each weight is minus the mini-batches.
 """
 
+import itertools
 import os
 
 import keras
@@ -62,11 +63,15 @@ CASES += [(name, 1) for name in ("downpour_3_5", "softsync", "averaging", "elast
 
 
 def of_all_cases(ways):
-    """Rows (configuration, shards, way): each value of each once, or where asked for, all."""
+    """Rows (configuration, shards, way): each value of each once, or where asked for, all.
+
+    Every other one is in the fast tier.
+    """
     rows = [(*case, way) for case in CASES for way in ways]
-    if os.environ.get("TF_DSGD_LONG"):
-        return rows
-    return [rows[n] for n in covering.cover(rows, 1)]
+    if not os.environ.get("TF_DSGD_LONG"):
+        rows = [rows[n] for n in covering.cover(rows, 1)]
+    marks = itertools.cycle(([], pytest.mark.slow))
+    return [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=False)]
 
 
 def train_under(script, configuration, shards):

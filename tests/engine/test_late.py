@@ -146,7 +146,14 @@ WAITING = [
 
 
 @pytest.mark.parametrize("shards", [3])
-@pytest.mark.parametrize("configuration", WAITING)
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        WAITING[0],
+        *(pytest.param(name, marks=pytest.mark.slow) for name in WAITING[1:-1]),
+        WAITING[-1],
+    ],
+)
 def test_nothing_is_lost(configuration, shards):
     """Stops that end before and behind the other's message, loss while another stands in."""
     cluster = tf_dsgd.SimulatedCluster(

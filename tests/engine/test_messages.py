@@ -128,12 +128,12 @@ class Table(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("push_every", "fetch_every", "local_rule"),
     [
-        (4, 4, "sgd"),
         (3, 5, "sgd"),
-        (5, 3, "sgd"),
         (4, 4, "none"),
-        (2, 1, "sgd"),
         (4, 2, "optimizer"),
+        pytest.param(4, 4, "sgd", marks=pytest.mark.slow),
+        pytest.param(5, 3, "sgd", marks=pytest.mark.slow),
+        pytest.param(2, 1, "sgd", marks=pytest.mark.slow),
     ],
 )
 def test_sparse_and_dense_gradients_give_the_same_weights(push_every, fetch_every, local_rule):
@@ -163,6 +163,7 @@ def test_sparse_and_dense_gradients_give_the_same_weights(push_every, fetch_ever
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 def test_a_collection_of_sparse_gradients_gives_the_same_weights(scaling, optimizer):

@@ -147,6 +147,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("periods", [(1, 1), (3, 2)])
 @pytest.mark.parametrize("workers", [2, 4])

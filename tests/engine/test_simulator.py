@@ -54,6 +54,7 @@ def train(strategy, steps, rate=0.0, epochs=1):
     return model
 
 
+@pytest.mark.slow
 def test_the_seed_alone_decides():
     """Two processes with different hash seeds: equal bits; another seed: other weights."""
     digests = []
@@ -110,6 +111,7 @@ def test_exponential_delays_follow_their_mean():
     assert 8 <= slow <= 36  # six standard deviations about 20, cut off below
 
 
+@pytest.mark.slow
 def test_a_thousand_workers():
     """They train, each has a line in the ledger, and staleness is near the number of others."""
     x, y = helpers.regression(2000, ids=False)

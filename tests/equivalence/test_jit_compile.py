@@ -70,7 +70,13 @@ def compiled(strategy):
     return tuple("_XlaMustCompile" in part.function_def.attr for part in parts)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+SLOW = {"dropout", "own_train_step"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in COMPILED],
+)
 def test_model(name):
     """The whole local step; but for rows that are kept for a message, whose number changes."""
     make, data = COMPILED[name]
@@ -83,10 +89,10 @@ def test_model(name):
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
-        ("downpour", "adam"),
-        ("softsync", "momentum"),
         ("averaging", "adam"),
         ("update, periods of 3", "momentum"),
+        pytest.param("downpour", "adam", marks=pytest.mark.slow),
+        pytest.param("softsync", "momentum", marks=pytest.mark.slow),
     ],
 )
 def test_optimizer(name, optimizer):

@@ -44,6 +44,13 @@ def train(folder, epochs=2, callbacks=(), **options):
     return seen
 
 
+def train_plainly(folder):
+    """Without a strategy, where the callback is Keras's but for the folder's claim."""
+    model = helpers.constant_gradient_model(keras.optimizers.SGD(0.5))
+    backup = tf_dsgd.callbacks.BackupAndRestore(folder)
+    model.fit(*helpers.ones(8), batch_size=2, epochs=2, callbacks=[backup], verbose=0)
+
+
 def test_another_run_is_refused_and_named_until_it_is_gone(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],
@@ -57,10 +64,13 @@ def test_another_run_is_refused_and_named_until_it_is_gone(tmp_path):
         assert owner.stdout.readline() == "CLAIMED\n"
         with pytest.raises(ValueError, match=rf"of another run .*process {owner.pid} on "):
             train(tmp_path)
+        with pytest.raises(ValueError, match=rf"of another run .*process {owner.pid} on "):
+            train_plainly(tmp_path)
     finally:
         owner.kill()  # a dead owner has no claim
         owner.wait(timeout=10)
         owner.stdin.close(), owner.stdout.close()
+    train_plainly(tmp_path)
     assert train(tmp_path) == [0, 1]
 
 

@@ -80,6 +80,7 @@ def train(folder, say=False):
     return strategy, model
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_ends_where_an_unbroken_one_does(tmp_path):
     unbroken, model = train(tmp_path / "unbroken")
     for batches in (75, None):

@@ -109,10 +109,10 @@ def endless_generator(shuffled):
 @pytest.mark.parametrize(
     ("save_freq", "data", "shuffled"),
     [
-        (5, endless, True),
         (5, endless_generator, True),
         ("epoch", endless, False),
-        ("epoch", endless_generator, True),
+        pytest.param(5, endless, True, marks=pytest.mark.slow),
+        pytest.param("epoch", endless_generator, True, marks=pytest.mark.slow),
     ],
 )
 def test_endless_data_go_on(save_freq, data, shuffled, tmp_path):

@@ -22,9 +22,7 @@ SAVED_AT = 28  # mini-batches of the checkpoint before
 # the second tier.
 FAST = {
     "downpour_adaptive_revision_3_5",
-    "softsync_bounded",
     "averaging_diloco",
-    "elastic_momentum",
 }
 
 

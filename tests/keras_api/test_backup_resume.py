@@ -43,22 +43,15 @@ CASES = {
     ),
 }
 
-# Whose checkpoints hold something that no other's do; the others are in the second tier.
+# Among them each kind of thing that a checkpoint holds; the others are in the second tier.
 FAST = {
-    "downpour",
     "downpour_3_5",
     "downpour_update",
-    "downpour_warm",
-    "downpour_bounded",
     "softsync_bounded",
     "downpour_adaptive_revision_3_5",
-    "downpour_fasgd",
-    "averaging",
-    "averaging_diloco",
-    "elastic_momentum",
-    "nadam",
-    "loss_scale",
     "averaging_changing_period",
+    "elastic_momentum",
+    "loss_scale",
 }
 MARKED = [
     pytest.param(case, marks=[] if case in FAST else pytest.mark.slow, id=case) for case in CASES
@@ -178,7 +171,9 @@ def test_resumed_is_unbroken(case, tmp_path):
     assert resumed.history["mae"] == unbroken.history["mae"][1:]
 
 
-@pytest.mark.parametrize("save_freq", [7, pytest.param(20, marks=pytest.mark.slow), "epoch"])
+@pytest.mark.parametrize(
+    "save_freq", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, "epoch"))]
+)
 def test_from_other_places(save_freq, tmp_path):
     """After the first mini-batch of an epoch, after the last ones, and at the end of an epoch."""
     case = "averaging_changing_period"  # which goes by the mini-batches since training began
@@ -240,6 +235,7 @@ def test_another_schedule_is_refused(scheduled, other, tmp_path):
         Run("downpour_3_5", tmp_path / "on", scheduled.checkpoint(2), order=other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "save_freq"),
     [

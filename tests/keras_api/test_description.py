@@ -71,6 +71,8 @@ def test_a_number_of_workers_in_place_of_a_cluster(name):
 def test_an_argument_that_is_nearly_spelt_right():
     with pytest.raises(TypeError, match=r"no argument 'pushevery': did you mean push_every\?"):
         tf_dsgd.DownpourStrategy(pushevery=5)
+    with pytest.raises(TypeError, match=r"no argument 'push': did you mean push_every\?"):
+        tf_dsgd.DownpourStrategy(push=5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         tf_dsgd.DownpourStrategy(colour="red")
 

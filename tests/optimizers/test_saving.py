@@ -88,7 +88,13 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("name", ["adaptive_revision", "delay_compensated_adaptive", "fasgd"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adaptive_revision",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("delay_compensated_adaptive", "fasgd")),
+    ],
+)
 def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
     """Bit for bit, with one worker; with more, their order after a start is another."""
     _, unbroken = make(OURS[name], simulated(1))

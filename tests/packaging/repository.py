@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cluster import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SKIPPED_DIRECTORIES = {"build", "dist", "_build", "results", "venv", "__pycache__"}
@@ -24,6 +26,18 @@ def run_python(
     *arguments: str, timeout: float = 240, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs this Python in a process of its own, which imports the package from the checkout."""
+    return _run(subprocess.Popen, arguments, timeout, cwd, environment)
+
+
+def run_script(
+    *arguments: str, timeout: float = 240, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`run_python` of a script whose process begins with TensorFlow imported, where it can."""
+    popen = warm.Popen if sys.platform == "linux" else subprocess.Popen
+    return _run(popen, arguments, timeout, cwd, {})
+
+
+def _run(popen, arguments, timeout, cwd, environment):
     variables = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -31,12 +45,19 @@ def run_python(
         "CUDA_VISIBLE_DEVICES": "-1",
         **environment,
     }
-    return subprocess.run(
+    pipe = subprocess.PIPE
+    with popen(
         [sys.executable, *arguments],
-        capture_output=True,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
         text=True,
-        timeout=timeout,
         cwd=cwd or ROOT,
         env=variables,
-        check=False,
-    )
+    ) as process:
+        try:
+            out, err = process.communicate("", timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

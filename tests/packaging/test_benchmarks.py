@@ -9,11 +9,11 @@ import pytest
 
 import tf_dsgd
 from tests.optimizers import twins
-from tests.packaging.repository import ROOT, run_python
+from tests.packaging.repository import ROOT, run_script
 
 
 def run_benchmark(name: str, *arguments: str, timeout: float = 240) -> str:
-    result = run_python(str(ROOT / "benchmarks" / name), *arguments, timeout=timeout)
+    result = run_script(str(ROOT / "benchmarks" / name), *arguments, timeout=timeout)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -400,7 +400,7 @@ def test_server_rules_prints_a_table(tmp_path):
 def test_mini_batches_of_a_cluster_count_when_applied():
     spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
     program = str(ROOT / "benchmarks" / "cluster_contenders.py")
-    launched = run_python(
+    launched = run_script(
         *("-m", "tf_dsgd.launch", "--workers", "1", "--ps", "1", program, json.dumps(spec)),
     )
     assert launched.returncode == 0, launched.stderr

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.packaging.repository import ROOT, run_python
+from tests.packaging.repository import ROOT, run_script
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,5 +35,5 @@ def test_the_pages_that_show_code_are_found():
 def test_code_runs(page, tmp_path):
     program = tmp_path / "page.py"
     program.write_text(QUIET + "\n".join(BLOCK.findall(page.read_text())))
-    result = run_python(str(program), cwd=tmp_path)
+    result = run_script(str(program), cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from tests.packaging.repository import ROOT, run_python
+from tests.packaging.repository import ROOT, run_python, run_script
 
 
 def run_example(name: str, *arguments: str) -> str:
-    result = run_python("-W", "error::UserWarning", str(ROOT / "examples" / name), *arguments)
+    result = run_script("-W", "error::UserWarning", str(ROOT / "examples" / name), *arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -171,6 +171,7 @@ def test_downpour_accrues_and_steps_its_copy(sequence):
     check(result, Momentum(local_rate=0.25), sequence)
 
 
+@pytest.mark.slow
 @many
 @given(events(flushes=True))
 def test_softsync(sequence):
@@ -222,6 +223,7 @@ def test_adaptive_revision(sequence):
     check(result, Revision(), sequence)
 
 
+@pytest.mark.slow
 @many
 @given(events(push_every=2, fetch_every=2))
 def test_averaging(sequence):

@@ -75,9 +75,13 @@ ALGORITHMS = {
 
 
 # XLA takes some seconds to compile a loop, so that it is tried on two of the rules.
-CASES = [(name, "momentum", False) for name in ALGORITHMS]
-CASES += [("downpour_3_2", "adam", False), ("downpour", "adam", True)]
-CASES += [pytest.param("softsync", "adam", True, marks=pytest.mark.slow)]
+CASES = [("downpour", "adam", True), ("downpour_3_2", "adam", False)]
+CASES += [(name, "momentum", False) for name in ("averaging", "revision")]
+CASES += [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in [*((name, "momentum", False) for name in ALGORITHMS), ("softsync", "adam", True)]
+    if case not in CASES
+]
 
 
 @pytest.mark.parametrize(("algorithm", "optimizer", "jit"), CASES)

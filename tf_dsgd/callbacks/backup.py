@@ -58,7 +58,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     - Weights that are not finite are not written: a run on NaN leaves the last finite checkpoint,
       also with `delete_checkpoint`, and a line says so.
     - On a cluster that lost a worker, it is saved as one that begins anew.
-    - Without a `tf_dsgd` strategy it does what Keras's does.
+    - Without a `tf_dsgd` strategy it does what Keras's does, in a folder that no other run has.
 
     Args:
         backup_dir: folder of this run alone, on a file system; made if it is not there.
@@ -141,6 +141,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         strategy = self._strategy
         if strategy is None:
             self._checkpoints.check_none()
+            if "://" not in str(self.backup_dir):
+                self._checkpoints.claim(_bytes_of_checkpoint(self._held()))
             super().on_train_begin(logs)
             return
         if "://" in str(self.backup_dir):
@@ -191,6 +193,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         strategy = self._strategy
         if strategy is None:
             super().on_train_end(logs)
+            self._checkpoints.release()
             return
         strategy.passes.restore(None)
         _tf.set_initial_epoch(self.model, 0)  # else the next `fit` would begin there, too

@@ -319,7 +319,11 @@ def group(timeout_seconds: float) -> Group | None:
         spare_what_is_imported()
         _group = Group(cluster, timeout_seconds)
         # One Ctrl-C ends all processes: the first one says so for all.
-        end_scripts_in_a_line(resuming.ENDS_TRAINING, says_interrupts=_group.rank == 0)
+        end_scripts_in_a_line(
+            resuming.ENDS_TRAINING,
+            says_interrupts=_group.rank == 0,
+            backups="keras.callbacks.BackupAndRestore, in a folder for each process,",
+        )
     elif _group.cluster != cluster:
         raise ValueError(
             "TF_CONFIG has changed, and a process can be in one cluster only. Before: "

@@ -45,6 +45,7 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
         )
     for wrong in () if open_ended else given.keys() - taken.keys():
         near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
+        near = near or [name for name in taken if name.startswith(f"{wrong}_")]
         if near:
             raise TypeError(f"{name} has no argument {wrong!r}: did you mean {near[0]}?")
 

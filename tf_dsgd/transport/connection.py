@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf_remote
+from tf_dsgd import _tf_earlier, _tf_remote
 from tf_dsgd._tf_errors import says_no_context
 from tf_dsgd._version import __version__
 from tf_dsgd.console import say
@@ -72,7 +72,7 @@ class Connection:
         self._join: tuple[int, Aside] | None = None
         """The worker that is being added, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
-        self._connect(here)
+        _tf_earlier.keep_assignable(functools.partial(self._connect, here))
         self.reasons: list[Callable[[tf.errors.OpError], RuntimeError | None]] = []
         """Each tells what the failure of a call may be due to."""
         _tf_remote.tell_without_waiting()

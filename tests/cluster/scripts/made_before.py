@@ -1,6 +1,7 @@
 """A chief that used TensorFlow before it made a strategy: what it made stays usable."""
 
 import json
+import tempfile
 
 import keras
 import numpy as np
@@ -16,6 +17,37 @@ pinned = tf.data.Dataset.range(3).map(lambda n: tf.cast(n, tf.float32) * scale)
 doubled = tf.function(lambda value: scale * value)
 assert float(doubled(constant)[0, 0]) == 6.0
 plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+scale_of = {name: tf.Variable(value) for name, value in (("scalar", 2.0), ("vector", [1.0, 2.0]))}
+
+
+def baseline():
+    """Plain Keras with moving statistics, which are assigned, and slots; the same each time."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dense(2), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    made = keras.Sequential([keras.Input((1,)), *layers])
+    made.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return made
+
+
+def trained(made):
+    """What two fits in succession show, and leave."""
+    made.optimizer.learning_rate = 0.02
+    made.fit(x, 6.0 * x, batch_size=8, verbose=0, shuffle=False)
+    history = made.fit(x, 6.0 * x, batch_size=8, verbose=0, shuffle=False).history
+    return [*history["loss"], *history["mae"], *made.evaluate(x, 6.0 * x, verbose=0)]
+
+
+@tf.function
+def assigning(value):
+    scale_of["scalar"].assign(value)
+
+
+wanted = trained(baseline())
+unused, used = baseline(), baseline()
+used.fit(x, 6.0 * x, batch_size=8, verbose=0, shuffle=False)  # is traced
+begun = used.get_weights()
+checkpoint = tf.train.Checkpoint(of=scale_of["vector"])
+assigning(tf.constant(4.0))
 first = float(plain.predict(x[-1:], verbose=0)[0, 0])
 
 strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster())
@@ -26,6 +58,18 @@ loss = model.fit(data, epochs=20, verbose=0).history["loss"]
 model.fit(x, 6.0 * x, batch_size=4, verbose=0)
 
 scale.assign_add(1.0)
+scale_of["scalar"].assign(5.0)
+scale_of["vector"].assign([5.0, 6.0])
+assigned = [scale_of["scalar"].numpy().tolist(), scale_of["vector"].numpy().tolist()]
+with tempfile.TemporaryDirectory() as folder:
+    saved = checkpoint.save(f"{folder}/checkpoint")
+    scale_of["vector"].assign_add([1.0, 1.0])
+    checkpoint.restore(saved).assert_consumed()
+used.set_weights(begun)
+again = baseline()
+again.fit(x, 6.0 * x, batch_size=8, verbose=0, shuffle=False)
+np.testing.assert_allclose(trained(used), trained(again), rtol=1e-6)
+np.testing.assert_allclose(trained(unused), wanted, rtol=1e-6)
 print(
     "RESULT",
     json.dumps(
@@ -38,6 +82,8 @@ print(
             "dataset": [float(value) for value in pinned],
             "model": float(plain.predict(x[-1:], verbose=0)[0, 0]) == first,
             "weights": scale.device,
+            "assigned": assigned,
+            "restored": scale_of["vector"].numpy().tolist(),
         }
     ),
     flush=True,
