@@ -6,8 +6,9 @@ TensorFlow lets one be connected to a single cluster, while Spark uses its Pytho
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
+import itertools
 import json
 import os
 import pickle
@@ -22,6 +23,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from tf_dsgd.launch.tied import TIE
 from tf_dsgd.transport import frames
 
 LOOK_SECONDS = 0.2
@@ -79,17 +81,29 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
     return run
 
 
-def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[str, int]]:
-    """Writes the records of each data set to a file: (path, bytes) of each."""
-    paths = [os.path.join(folder, f"rows-{n}") for n in range(len(keys))]
-    with contextlib.ExitStack() as stack:
-        files = {
-            key: stack.enter_context(open(path, "wb"))
-            for key, path in zip(keys, paths, strict=True)
-        }
-        for _, (key, piece) in records:
-            files[key].write(piece)
-    return [(path, os.path.getsize(path)) for path in paths]
+def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[list[str], int]]:
+    """Writes the records of each data set to files, one a partition: (their paths, bytes) of each.
+
+    Spark hands over the pieces of a partition in their order, and partitions in any order. In the
+    order of their numbers they are the same data set if the stage is started again.
+    """
+    sizes: collections.Counter[tuple[str, int]] = collections.Counter()
+    for source, pieces in itertools.groupby(records, lambda record: record[1][:2]):
+        key, partition = source
+        with open(path_of(folder, keys.index(key), partition), "ab") as file:
+            for _, (_, _, piece) in pieces:
+                sizes[source] += file.write(piece)
+    found = []
+    for number, key in enumerate(keys):
+        there = sorted(partition for name, partition in sizes if name == key)
+        paths = [path_of(folder, number, partition) for partition in there]
+        found.append((paths, sum(sizes[key, partition] for partition in there)))
+    return found
+
+
+def path_of(folder: str, dataset: int, partition: int) -> str:
+    """Where a partition of a data set is."""
+    return os.path.join(folder, f"rows-{dataset}-{partition}")
 
 
 def run_process(
@@ -154,14 +168,20 @@ class Waiting(threading.Thread):
 
 
 class Child:
-    """A process that ends with this one, whatever ends that: it watches a pipe from here."""
+    """A process that ends with this one, whatever ends that.
+
+    Linux kills it then. Elsewhere it watches a pipe from here, unless it is a script.
+    """
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]):
         self.name = name
         self._written = b""
         lifeline, self._held = os.pipe()
+        program = [sys.executable, "-u", *command]
+        if sys.platform == "linux":  # a script watches no pipe
+            program = [sys.executable, *TIE, str(os.getpid()), *program]
         self.process = subprocess.Popen(
-            [sys.executable, "-u", *command],
+            program,
             env={**os.environ, **environment, PARENT_FD: str(lifeline)},
             pass_fds=(lifeline,),
             stdin=subprocess.DEVNULL,

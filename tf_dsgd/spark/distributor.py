@@ -164,9 +164,11 @@ class Distributor:
         """An RDD with a partition for each task, which holds that task's records."""
         if not datasets:
             return context.parallelize([], count)
-        first = count - self.num_workers
-        records = context.union([data.records(first, self.num_workers) for data in datasets])
-        return records.partitionBy(count, rows_task.itself)
+        records: list[Any] = []
+        for data in datasets:
+            before = sum(other.getNumPartitions() for other in records)
+            records.append(data.records(count - self.num_workers, self.num_workers, before))
+        return context.union(records).partitionBy(count, rows_task.itself)
 
 
 def _log(header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from typing import Any
 
@@ -53,5 +54,18 @@ def driver(context: Any) -> dict[str, str | None]:
 
 
 def slots(context: Any) -> int | None:
-    """How many tasks run at a time, where that is known from the start: in `local[n]`."""
-    return int(context.defaultParallelism) if context.master.startswith("local[") else None
+    """How many tasks run at a time, where the master's name says it; None elsewhere.
+
+    Not `defaultParallelism`, which `spark.default.parallelism` changes and a slot's cores do not.
+    """
+    settings = context.getConf()
+    cores_of_a_task = int(settings.get("spark.task.cpus", "1"))
+    local = re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", context.master.replace(" ", ""))
+    if local:
+        return int(local[1] or 1) // cores_of_a_task
+    executors = re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", context.master.replace(" ", ""))
+    if executors:
+        return int(executors[1]) * (int(executors[2]) // cores_of_a_task)
+    if context.master.startswith("local[*") and not settings.get("spark.default.parallelism"):
+        return int(context.defaultParallelism) // cores_of_a_task
+    return None
