@@ -8,7 +8,11 @@ import pytest
 
 from tests.packaging.repository import ROOT
 
+# Java that lives for a minute: to compile well, or collect in threads, costs more than it spares.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
