@@ -16,6 +16,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
+    "spark.stage.maxConsecutiveAttempts": "3",
     "spark.sql.shuffle.partitions": "2",
 }
 

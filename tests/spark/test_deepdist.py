@@ -1,7 +1,11 @@
 """DeepDist in `local[4,2]`: four tasks at a time, each of which is run again once if it fails."""
 
+import contextlib
 import os
 import pathlib
+import pickle
+import random
+import socket
 import sys
 
 import numpy as np
@@ -125,18 +129,27 @@ def test_a_keras_model_is_the_sequential_loop(spark):
 
 
 def test_hostile_bytes_while_it_trains_are_refused(spark):
-    model, seen = {"w": np.zeros(2)}, []
+    """As many as tests/transport/test_frames.py has, each read to its end, before an update."""
+    model, made = {"w": np.zeros(2)}, random.Random(1)
+    texts = [made.randbytes(made.randrange(300)) for _ in range(1000)] + [pickle.dumps(os.getcwd)]
 
     def beset(model, update):
+        for text in texts:
+            with (
+                socket.create_connection(d._server.address, timeout=30) as connection,
+                contextlib.suppress(ConnectionError),  # it may be ended before all is written
+            ):
+                connection.sendall(text)
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(1) == b""
         for secret in (b"", frames.token()):
             with pytest.raises(OSError):
                 frames.ask(d._server.address, secret, {"do": "fetch", "job": 1})
-            seen.append(secret)
         descent(model, update)
 
     with tf_dsgd.spark.DeepDist(model) as d:
-        d.train(rows(spark, 1), gradient, beset)
-        assert d._server.refused == len(seen) == 2
+        assert d.train(rows(spark, 1), gradient, beset).updates == 1
+        assert d._server.refused == len(texts) + 2
     np.testing.assert_array_equal(model["w"], RATE * np.mean(POINTS, axis=0))
 
 

@@ -1,5 +1,6 @@
 """The chief, a ps and workers of a cluster, in one barrier stage of `local[4,2]`."""
 
+import contextlib
 import os
 import pathlib
 import sys
@@ -16,7 +17,7 @@ from pyspark import cloudpickle
 import tf_dsgd.spark
 from tests import helpers
 from tf_dsgd.spark import barrier_task, rows_task
-from tf_dsgd.spark.session import check_java, slots
+from tf_dsgd.spark.session import check_java, session, slots
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
@@ -163,7 +164,7 @@ def test_local_mode_starts_the_same_cluster_without_a_job(capfd):
     assert got[2] == sum(got[3]) == 16
 
 
-def test_bad_input_is_refused_by_name(spark, monkeypatch):
+def test_bad_input_is_refused_by_name(spark):
     Distributor, partitions = tf_dsgd.spark.Distributor, tf_dsgd.spark.partitions
     with pytest.raises(ValueError, match=r"num_workers must be an integer of at least 1.*: 0"):
         Distributor(0)
@@ -184,9 +185,44 @@ def test_bad_input_is_refused_by_name(spark, monkeypatch):
         partitions(df, ("v",), 0)
     with pytest.raises(ValueError, match=r"The DataFrame has no column 'a\.b'"):
         partitions(df, ("a.b",), 8)
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(RuntimeError, match="Spark needs Java 17 or later, and JAVA_HOME"):
+
+
+def test_a_script_that_fails_for_good_ends_all_with_its_last_words(spark, tmp_path):
+    """After as many attempts as a stage has, three here; of a task that may fail once in each."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nopen({str(tmp_path / 'starts')!r}, 'a').write('one ')\n"
+        "print('these words')\nsys.exit(3)\n"
+    )
+    with pytest.raises(Exception, match=r"chief of the training has ended with code 3") as caught:
+        tf_dsgd.spark.Distributor(1, 0).run(script)
+    assert "Its last words:\nthese words" in str(caught.value)
+    assert (tmp_path / "starts").read_text() == "one one one "
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the fake is a shell script")
+def test_java_is_there_and_new_enough(monkeypatch, tmp_path):
+    java = tmp_path / "bin/java"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"Java 17 or later, and JAVA_HOME, .* has no java"):
         check_java()
+    java.parent.mkdir()
+    for version, fails in (("1.8.0_402", True), ("11.0.2", True), ("17.0.1", False), ("21", False)):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        with contextlib.ExitStack() as stack:
+            if fails:
+                words = f'Java 17 or later, and JAVA_HOME, .* has openjdk version "{version}"'
+                stack.enter_context(pytest.raises(RuntimeError, match=words))
+            check_java()
+
+
+def test_a_session_of_spark_connect_is_refused(monkeypatch):
+    """Such a session has no Java context in this process."""
+    active = types.SimpleNamespace(getActiveSession=lambda: object())
+    monkeypatch.setattr("tf_dsgd.spark.session.SparkSession", active)
+    with pytest.raises(RuntimeError, match=r"whose driver is this process.*Spark Connect"):
+        session()
 
 
 @pytest.mark.parametrize(
