@@ -1,11 +1,9 @@
 """DeepDist in `local[4,2]`: four tasks at a time, each of which is run again once if it fails."""
 
-import contextlib
 import os
 import pathlib
 import pickle
 import random
-import socket
 import sys
 
 import numpy as np
@@ -16,6 +14,7 @@ pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf
 from pyspark import cloudpickle
 
 import tf_dsgd.spark
+from tests.transport.test_frames import sent
 from tf_dsgd.transport import frames
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
@@ -135,13 +134,7 @@ def test_hostile_bytes_while_it_trains_are_refused(spark):
 
     def beset(model, update):
         for text in texts:
-            with (
-                socket.create_connection(d._server.address, timeout=30) as connection,
-                contextlib.suppress(ConnectionError),  # it may be ended before all is written
-            ):
-                connection.sendall(text)
-                connection.shutdown(socket.SHUT_WR)
-                assert connection.recv(1) == b""
+            assert sent(d._server, text) == b""
         for secret in (b"", frames.token()):
             with pytest.raises(OSError):
                 frames.ask(d._server.address, secret, {"do": "fetch", "job": 1})
