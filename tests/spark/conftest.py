@@ -16,7 +16,7 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
-    "spark.stage.maxConsecutiveAttempts": "3",
+    "spark.stage.maxConsecutiveAttempts": "3",  # a test needs three
     "spark.sql.shuffle.partitions": "2",
 }
 
@@ -54,11 +54,17 @@ class Sessions:
 
 
 @pytest.fixture(scope="session")
-def sessions():
+def sessions(tmp_path_factory):
     from tf_dsgd.spark.session import check_java
 
     check_java()
-    given = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    given = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(ROOT),
+        "SPARK_WORKER_DIR": str(
+            tmp_path_factory.mktemp("work")
+        ),  # of executors, else in Spark's own
+    }
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     made = Sessions()

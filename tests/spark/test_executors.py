@@ -96,7 +96,10 @@ print("steps", strategy.steps, sum(worker.steps for worker in ledger.workers), f
 def test_a_script_goes_on_from_its_backup_after_a_ps_and_an_executor_were_killed(
     executors, tmp_path, capsys
 ):
-    """Spark starts the stage again, twice. Each epoch is done once: 6 of 32 rows, 8 at a time."""
+    """Spark starts the stage again, twice. Each epoch is done once: 6 of 32 rows, 8 at a time.
+
+    It has three attempts, so no loss costs another one, as that of an executor by its own Java.
+    """
 
     def lines(name):
         return (tmp_path / name).read_text().splitlines()

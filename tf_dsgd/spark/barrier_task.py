@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -28,6 +29,8 @@ from tf_dsgd.transport import frames
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
+ASK_SECONDS = 10.0
+"""After which the driver answers that training is not over."""
 LAST_BYTES = 4000
 """Of what a process wrote, in the error that its end is."""
 PARENT_FD = "TF_DSGD_PARENT_FD"  # as in tf_dsgd.resuming, which a task need not import
@@ -72,6 +75,7 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("", 0))
             mine = {
+                "attempt": uuid.uuid4().hex,
                 "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
                 "places": write(records, cluster.datasets, folder),
             }
@@ -111,6 +115,7 @@ def run_process(
 ) -> Iterator[bytes]:
     """Runs this task's process until training is over; of the chief, gives the outcome."""
     job, index = cluster.role(context.partitionId())
+    attempt = tasks[0]["attempt"]
     addresses: dict[str, list[str]] = {}
     for number, task in enumerate(tasks):
         addresses.setdefault(cluster.role(number)[0], []).append(task["address"])
@@ -137,7 +142,7 @@ def run_process(
             environment["TF_DSGD_THREADS"] = threads
     with Child(f"{job} {index}" if job != "chief" else job, command, environment) as child:
         if job != "chief":
-            child.watch_until(Waiting(context))
+            child.watch_until(Waiting(cluster, attempt))
             return
         for lines in child.lines():
             data = np.frombuffer(lines, np.uint8)
@@ -145,24 +150,32 @@ def run_process(
         code = child.process.wait(timeout=STOP_SECONDS)
         if not os.path.exists(outcome) and (cluster.payload or code):
             raise RuntimeError(f"The chief of the training has ended with code {code}.{child.last}")
-        context.barrier()  # the others end
+        frames.ask(cluster.driver, cluster.token, {"do": "end", "attempt": attempt})
         if cluster.payload:
             with open(outcome, "rb") as file:
                 yield file.read()
 
 
 class Waiting(threading.Thread):
-    """A thread that ends when all tasks have come to the stage's last barrier, or none will."""
+    """A thread that ends when the chief's task has told the driver that training is over.
 
-    def __init__(self, context: Any):
-        super().__init__(name="tf_dsgd barrier", daemon=True)
-        self._context = context
+    Not Spark's barrier: where a task is to end while its Python waits at one, Spark (4.3) has an
+    exception that nobody catches, and ends the whole executor with all that is on it.
+    """
+
+    def __init__(self, cluster: Cluster, attempt: str):
+        super().__init__(name="tf_dsgd waiting", daemon=True)
+        self._cluster, self._attempt = cluster, attempt
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
+        asked = {"do": "wait", "attempt": self._attempt, "seconds": ASK_SECONDS}
+        ended = False
         try:
-            self._context.barrier()
+            while not ended:
+                answer = frames.ask(self._cluster.driver, self._cluster.token, asked)
+                ended = answer.header["ended"]
         except Exception as error:  # raised where the process is watched
             self.error = error
 
