@@ -2,7 +2,9 @@
 
 import gc
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,23 +50,25 @@ class Sessions:
         return self._session
 
     def stop(self):
-        if self._session is not None:
-            self._session.stop()
-            self._session = None
+        if self._session is None:
+            return
+        import pyspark
+
+        application = self._session.sparkContext.applicationId
+        self._session.stop()
+        self._session = None
+        # Where executors of `local-cluster` have written; there is no setting for it.
+        work = Path(pyspark.__file__).parent / "work" / application
+        if work.exists():
+            shutil.rmtree(work)
 
 
 @pytest.fixture(scope="session")
-def sessions(tmp_path_factory):
+def sessions():
     from tf_dsgd.spark.session import check_java
 
     check_java()
-    given = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
-        "SPARK_WORKER_DIR": str(
-            tmp_path_factory.mktemp("work")
-        ),  # of executors, else in Spark's own
-    }
+    given = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     made = Sessions()
