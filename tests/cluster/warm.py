@@ -30,6 +30,7 @@ LAUNCH = "tf_dsgd.launch"
 _PR_SET_PDEATHSIG = 1
 _STDIO = 3
 _BYTES = 1 << 20  # of a request
+_START_THREADS = ("pandas", "pyarrow")  # as they are imported
 
 
 class Popen(subprocess.Popen):
@@ -126,15 +127,10 @@ def _parent():
 
 def main():
     """Forks whenever it is asked to; returns in a fork, with its command line."""
-    import keras
-    import psutil
-    import tensorflow
-
-    import tf_dsgd
-
-    del keras, psutil, tensorflow, tf_dsgd
-    here = os.listdir("/proc/self/task")
-    assert len(here) == 1, f"{len(here)} threads: a fork would have one of them"
+    _import()
+    here = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
+    names = sorted(path.read_text().strip() for path in here)
+    assert len(names) == 1, f"a fork would have one thread of {names}"
     connection = socket.socket(fileno=int(sys.argv[1]))
     children = {}
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -167,6 +163,26 @@ def main():
             children[pid] = told
             for fd in stdio:
                 os.close(fd)
+
+
+def _import():
+    """Imports what programs need, and starts no thread.
+
+    Where pandas is installed Keras imports it, which imports pyarrow, whose allocator (jemalloc)
+    starts a thread and locks that a fork would have without it. In forks Keras is as where there is
+    no pandas; a program that wants pandas itself may import it.
+    """
+    hidden = [name for name in _START_THREADS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))
+    import keras
+    import psutil
+    import tensorflow
+
+    import tf_dsgd
+
+    del keras, psutil, tensorflow, tf_dsgd
+    for name in hidden:
+        del sys.modules[name]
 
 
 def _become(asked, fds):

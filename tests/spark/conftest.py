@@ -1,12 +1,26 @@
-"""One Spark session for all tests here, which run alone: several processes had one each."""
+"""One Spark session for all tests of a master, which run alone: several processes had one each."""
 
 import gc
 import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.packaging.repository import ROOT
+
+# Java that lives for a minute: to compile well, or collect in threads, costs more than it spares.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SETTINGS = {
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.stage.maxConsecutiveAttempts": "3",  # a test needs three
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -16,28 +30,64 @@ def _sockets_of_pyspark():
     gc.collect()
 
 
-@pytest.fixture(scope="session")
-def spark():
-    from pyspark.sql import SparkSession
+class Sessions:
+    """One session at a time, kept until another master is asked for."""
 
+    def __init__(self):
+        self._session = None
+
+    def of(self, master):
+        from pyspark.sql import SparkSession
+
+        if self._session is not None and self._session.sparkContext.master == master:
+            return self._session
+        self.stop()
+        builder = SparkSession.builder.master(master).appName("tf_dsgd")
+        for name, value in SETTINGS.items():
+            builder = builder.config(name, value)
+        self._session = builder.getOrCreate()
+        self._session.sparkContext.setLogLevel("OFF")
+        return self._session
+
+    def stop(self):
+        if self._session is None:
+            return
+        import pyspark
+
+        application = self._session.sparkContext.applicationId
+        self._session.stop()
+        self._session = None
+        # Where executors of `local-cluster` have written; there is no setting for it.
+        work = Path(pyspark.__file__).parent / "work" / application
+        if work.exists():
+            shutil.rmtree(work)
+
+
+@pytest.fixture(scope="session")
+def sessions():
+    from tf_dsgd.spark.session import check_java
+
+    check_java()
     given = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    builder = SparkSession.builder.master("local[4,2]").appName("tf_dsgd")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    made = Sessions()
+    yield made
+    made.stop()
     for name, value in before.items():
         if value is None:
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture
+def spark(sessions):
+    """Four tasks at a time in the driver's process, each of which may fail once."""
+    return sessions.of("local[4,2]")
+
+
+@pytest.fixture
+def executors(sessions):
+    """Two processes of two tasks each, which Spark starts again if they end."""
+    return sessions.of("local-cluster[2,2,1024]")

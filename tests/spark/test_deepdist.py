@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import pickle
+import random
 import sys
 
 import numpy as np
@@ -12,6 +14,7 @@ pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf
 from pyspark import cloudpickle
 
 import tf_dsgd.spark
+from tests.transport.test_frames import sent
 from tf_dsgd.transport import frames
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
@@ -125,18 +128,21 @@ def test_a_keras_model_is_the_sequential_loop(spark):
 
 
 def test_hostile_bytes_while_it_trains_are_refused(spark):
-    model, seen = {"w": np.zeros(2)}, []
+    """As many as tests/transport/test_frames.py has, each read to its end, before an update."""
+    model, made = {"w": np.zeros(2)}, random.Random(1)
+    texts = [made.randbytes(made.randrange(300)) for _ in range(1000)] + [pickle.dumps(os.getcwd)]
 
     def beset(model, update):
+        for text in texts:
+            assert sent(d._server, text) == b""
         for secret in (b"", frames.token()):
             with pytest.raises(OSError):
                 frames.ask(d._server.address, secret, {"do": "fetch", "job": 1})
-            seen.append(secret)
         descent(model, update)
 
     with tf_dsgd.spark.DeepDist(model) as d:
-        d.train(rows(spark, 1), gradient, beset)
-        assert d._server.refused == len(seen) == 2
+        assert d.train(rows(spark, 1), gradient, beset).updates == 1
+        assert d._server.refused == len(texts) + 2
     np.testing.assert_array_equal(model["w"], RATE * np.mean(POINTS, axis=0))
 
 

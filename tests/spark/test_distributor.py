@@ -1,9 +1,10 @@
 """The chief, a ps and workers of a cluster, in one barrier stage of `local[4,2]`."""
 
 import contextlib
-import json
 import os
+import pathlib
 import sys
+import types
 
 import numpy as np
 import psutil
@@ -15,7 +16,8 @@ from pyspark import cloudpickle
 
 import tf_dsgd.spark
 from tests import helpers
-from tf_dsgd.spark.session import check_java
+from tf_dsgd.spark import barrier_task, rows_task
+from tf_dsgd.spark.session import check_java, session, slots
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [
@@ -46,20 +48,6 @@ def on_a_cluster(cluster=None, data=None, epochs=2):
     return model.get_weights(), history["loss"], strategy.steps, steps
 
 
-def kill_ps():
-    """Kills the ps of the cluster whose chief this process is."""
-    config = json.loads(os.environ["TF_CONFIG"])
-    config["task"]["type"] = "ps"
-    killed = 0
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("TF_CONFIG") == json.dumps(config):
-                process.kill()
-                process.wait(timeout=10)
-                killed += 1
-    assert killed
-
-
 def test_one_worker_is_one_of_a_local_cluster(spark, capsys):
     def train(text):
         print(text, flush=True)
@@ -78,6 +66,7 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
     """Three partitions of 0, 30 and 10 rows for two workers: batches of 8, the last ones smaller.
 
     Of the rows' sum of squares, and their number, the loss at rate 0 tells: it is a mean over rows.
+    The second data set has five partitions of two rows, which Spark counts from 3 on.
     """
     rows = [(float(i), [float(i % 7), 1.0], i % 3) for i in range(40)]
 
@@ -86,11 +75,13 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
         return iter([[], rows[:30], rows[30:]][index])
 
     rdd = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(place)
-    df = spark.createDataFrame(rdd, "a double, v array<float>, y int")
-    data = tf_dsgd.spark.partitions(df, (["a", "v"], "y"), 8)
+    df = spark.createDataFrame(rdd, "`a.b` double, `v``w` array<float>, y int")
+    data = tf_dsgd.spark.partitions(df, (["a.b", "v`w"], "y"), 8)
+    other = tf_dsgd.spark.partitions(spark.range(10, numPartitions=5), ("id",), 3)
 
-    def train(data):
+    def train(data, other):
         import keras
+        import tensorflow as tf
 
         strategy = tf_dsgd.DownpourStrategy()
         with strategy.scope():
@@ -100,14 +91,63 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
             model.compile(keras.optimizers.SGD(0.0), "mse")
         dataset = strategy.distribute_datasets_from_function(data)
         losses = model.fit(dataset, epochs=2, shuffle=False, verbose=0).history["loss"]
-        workers = strategy.ledger().workers
-        return losses, [worker.steps for worker in workers], [place.rows for place in data.places]
+        steps = [worker.steps for worker in strategy.ledger().workers]
+        # The chief is on the workers' machine, and has their files.
+        contexts = [tf.distribute.InputContext(2, worker) for worker in range(2)]
+        ids = [[batch.numpy().tolist() for batch in other(context)] for context in contexts]
+        return losses, steps, [place.rows for place in data.places], ids
 
-    losses, steps, counts = tf_dsgd.spark.Distributor(2).run(train, data)
+    losses, steps, counts, ids = tf_dsgd.spark.Distributor(2).run(train, data, other)
     want = np.mean([(a + sum(v) - y) ** 2 for a, v, y in rows])
     np.testing.assert_allclose(losses, [want, want], rtol=1e-5)
     assert counts == [10, 30]  # partitions 0 and 2 are worker 0's, partition 1 worker 1's
     assert steps == [2 * 2, 2 * 4]
+    assert ids == [[[0, 1, 4], [5, 8, 9]], [[2, 3, 6], [7]]]
+
+
+def test_partitions_are_read_in_their_order_whatever_order_they_come_in(tmp_path):
+    pieces = [("k", 2, b"d"), ("k", 10, b"f"), ("other", 0, b"x"), ("k", 2, b"e"), ("k", 0, b"abc")]
+    none, k, other = barrier_task.write(
+        ((1, piece) for piece in pieces), ["none", "k", "other"], str(tmp_path)
+    )
+    assert none == ([], 0)
+    assert [pathlib.Path(path).read_bytes() for path in k[0]] == [b"abc", b"de", b"f"]
+    assert (k[1], other[1]) == (6, 1)
+
+
+def test_nulls_are_refused_by_the_columns_name():
+    pyarrow = pytest.importorskip("pyarrow")
+    batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([1.0, None])], ["c0"])
+    with pytest.raises(ValueError, match=r"Column 'a\.b' has nulls"):
+        rows_task.array_of(batch, ["a.b"], ["a.b"], "<f8", ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a script outlives its task")
+def test_a_script_ends_with_the_task_that_started_it(spark, tmp_path):
+    """Spark kills its Python with a signal that nothing can catch. It runs this task twice."""
+
+    def starts_a_script(_):
+        noted = pathlib.Path(f"{folder}/pid")
+        if noted.exists():
+            yield (
+                psutil.wait_procs(
+                    [
+                        psutil.Process(pid)
+                        for pid in [int(noted.read_text())]
+                        if psutil.pid_exists(pid)
+                    ],
+                    timeout=20,
+                )[1]
+                == []
+            )
+            return
+        script = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait(60)"
+        with barrier_task.Child("chief", ["-c", script], {}) as child:
+            noted.write_bytes(next(child.lines()))
+            os.kill(os.getpid(), 9)
+
+    folder = str(tmp_path)
+    assert spark.sparkContext.parallelize([0], 1).mapPartitions(starts_a_script).collect() == [True]
 
 
 def test_what_train_raises_ends_all_and_is_raised_here(spark):
@@ -115,43 +155,8 @@ def test_what_train_raises_ends_all_and_is_raised_here(spark):
         raise KeyError("of train")
 
     with pytest.raises(KeyError, match="of train") as caught:
-        tf_dsgd.spark.Distributor(1).run(train)
+        tf_dsgd.spark.Distributor(1, 0).run(train)
     assert "In the chief of the training" in "".join(caught.value.__notes__)
-
-
-def test_after_a_killed_ps_training_goes_on_from_its_backup(spark, tmp_path):
-    """Spark starts the stage again; epochs that a checkpoint has are not done twice."""
-
-    def train(folder):
-        import keras
-
-        with open(f"{folder}/starts", "a") as file:
-            file.write("once\n")
-
-        class KillsThePS(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                with open(f"{folder}/epochs", "a") as file:
-                    file.write(f"{epoch} ")
-                if epoch == 2 and not os.path.exists(f"{folder}/killed"):
-                    with open(f"{folder}/killed", "w"):
-                        pass
-                    kill_ps()
-
-        x = np.ones((32, 3), "float32")
-        strategy = tf_dsgd.DownpourStrategy()
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        backup = tf_dsgd.callbacks.BackupAndRestore(f"{folder}/backup")
-        model.fit(x, x[:, 0], batch_size=8, epochs=5, verbose=0, callbacks=[backup, KillsThePS()])
-        return strategy.steps
-
-    steps = tf_dsgd.spark.Distributor(1).run(train, str(tmp_path))
-    epochs = [int(word) for word in (tmp_path / "epochs").read_text().split()]
-    assert (tmp_path / "starts").read_text().count("once") == 2
-    assert epochs[:3] == [0, 1, 2] and epochs[-1] == 4
-    assert steps == 5 * 4
-    assert len(epochs) <= 6  # at most the epoch in which the ps was lost is done again
 
 
 def test_local_mode_starts_the_same_cluster_without_a_job(capfd):
@@ -159,7 +164,7 @@ def test_local_mode_starts_the_same_cluster_without_a_job(capfd):
     assert got[2] == sum(got[3]) == 16
 
 
-def test_bad_input_is_refused_by_name(spark, monkeypatch):
+def test_bad_input_is_refused_by_name(spark):
     Distributor, partitions = tf_dsgd.spark.Distributor, tf_dsgd.spark.partitions
     with pytest.raises(ValueError, match=r"num_workers must be an integer of at least 1.*: 0"):
         Distributor(0)
@@ -178,6 +183,62 @@ def test_bad_input_is_refused_by_name(spark, monkeypatch):
         partitions(df, ("v",), 8)
     with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
         partitions(df, ("v",), 0)
-    monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    with pytest.raises(RuntimeError, match="Spark needs Java 17 or later, and JAVA_HOME"):
+    with pytest.raises(ValueError, match=r"The DataFrame has no column 'a\.b'"):
+        partitions(df, ("a.b",), 8)
+
+
+def test_a_script_that_fails_for_good_ends_all_with_its_last_words(spark, tmp_path):
+    """After as many attempts as a stage has, three here; of a task that may fail once in each."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nopen({str(tmp_path / 'starts')!r}, 'a').write('one ')\n"
+        "print('these words')\nsys.exit(3)\n"
+    )
+    with pytest.raises(Exception, match=r"chief of the training has ended with code 3") as caught:
+        tf_dsgd.spark.Distributor(1, 0).run(script)
+    assert "Its last words:\nthese words" in str(caught.value)
+    assert (tmp_path / "starts").read_text() == "one one one "
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the fake is a shell script")
+def test_java_is_there_and_new_enough(monkeypatch, tmp_path):
+    java = tmp_path / "bin/java"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"Java 17 or later, and JAVA_HOME, .* has no java"):
         check_java()
+    java.parent.mkdir()
+    for version, fails in (("1.8.0_402", True), ("11.0.2", True), ("17.0.1", False), ("21", False)):
+        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        with contextlib.ExitStack() as stack:
+            if fails:
+                words = f'Java 17 or later, and JAVA_HOME, .* has openjdk version "{version}"'
+                stack.enter_context(pytest.raises(RuntimeError, match=words))
+            check_java()
+
+
+def test_a_session_of_spark_connect_is_refused(monkeypatch):
+    """Such a session has no Java context in this process."""
+    active = types.SimpleNamespace(getActiveSession=lambda: object())
+    monkeypatch.setattr("tf_dsgd.spark.session.SparkSession", active)
+    with pytest.raises(RuntimeError, match=r"whose driver is this process.*Spark Connect"):
+        session()
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "want"),
+    [
+        ("local", {}, 1),
+        ("local[4]", {"spark.default.parallelism": "64"}, 4),
+        ("local[4, 2]", {}, 4),
+        ("local[5]", {"spark.task.cpus": "2"}, 2),
+        ("local[*]", {}, 7),
+        ("local[*,2]", {"spark.default.parallelism": "64"}, None),
+        ("local-cluster[3,3,1024]", {"spark.task.cpus": "2"}, 3),  # the third core is in no slot
+        ("spark://host:7077", {}, None),
+    ],
+)
+def test_slots_are_those_that_the_master_has(master, settings, want):
+    """`defaultParallelism` is 7, as of Spark on seven cores."""
+    context = types.SimpleNamespace(master=master, getConf=lambda: settings, defaultParallelism=7)
+    assert slots(context) == want

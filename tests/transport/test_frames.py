@@ -1,16 +1,19 @@
 """Messages between Spark's tasks and the driver, over real sockets, without Spark."""
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import pickle
 import random
 import socket
 import struct
+import threading
 
 import numpy as np
 import pytest
 
-from tf_dsgd.transport import frames
+from tf_dsgd.transport import answering, frames
 from tf_dsgd.transport.answering import Server
 
 ARRAYS = [
@@ -141,6 +144,38 @@ def test_a_body_above_the_limit_is_not_read(server):
     assert sent(server, whole[: -1008 - 32], half_close=False) == b""
     assert server.seen == []
     assert server.refused == 1
+
+
+def test_many_who_say_nothing_keep_nobody_out(server):
+    """More than there is room for, for half of the time that they could stay."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(answering._MOST_STRANGERS + 20):
+            stack.enter_context(socket.create_connection(server.address, timeout=30))
+        asked = {"do": "echo"}
+        frames.ask(server.address, server.token, asked, seconds=frames.HEADER_SECONDS / 2)
+    assert len(server.seen) == 1
+
+
+def test_a_task_that_waits_for_its_answer_is_not_let_go_of(monkeypatch):
+    """It has shown the token, and so is none of the silent ones, of which one is let in."""
+    monkeypatch.setattr(answering, "_MOST_STRANGERS", 1)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer(header, arrays):
+        asked.set()
+        assert go_on.wait(timeout=30)
+        return {"said": header["do"]}, arrays
+
+    with Server("127.0.0.1", answer) as made, concurrent.futures.ThreadPoolExecutor() as pool:
+        task = pool.submit(frames.ask, made.address, made.token, {"do": "echo"})
+        assert asked.wait(timeout=30)
+        silent = [socket.create_connection(made.address, timeout=30) for _ in range(2)]
+        ended = silent[0].recv(1)  # the older one is ended for the other
+        go_on.set()
+        assert task.result(timeout=30).header["said"] == "echo"
+        for each in silent:
+            each.close()
+    assert ended == b""
 
 
 def test_who_says_nothing_is_let_go_of():

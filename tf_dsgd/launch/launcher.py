@@ -33,6 +33,7 @@ from typing import IO, Any, TextIO
 from tf_dsgd import floods
 from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.launch.options import parse
+from tf_dsgd.launch.tied import TIE
 from tf_dsgd.resuming import (
     BACKUP_FD,
     COMMAND,
@@ -50,17 +51,6 @@ LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy
 STOP_SECONDS = 5.0
 _BOOT_SECONDS = 0.3  # so old a script has nothing to save
 _QUIET_SECONDS = 0.2  # a question, or a progress bar, has no end of line
-
-# Runs in a child before it becomes the program: Linux kills it when the launcher dies, whatever
-# kills that. Popen's preexec_fn would do it in a fork of a process with threads, which may hang.
-_TIED_TO_PARENT = """
-import ctypes, os, signal, sys
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 # A step frees blocks of up to some MB and takes as large ones again. glibc would give them back to
@@ -155,8 +145,7 @@ class _Launcher:
         out, error = _pipes(prefix, is_script)
         command = [sys.executable, *task.command]
         if sys.platform == "linux":
-            tie = ["-I", "-S", "-c", _TIED_TO_PARENT, str(os.getpid())]
-            command = [sys.executable, *tie, *command]
+            command = [sys.executable, *TIE, str(os.getpid()), *command]
         told, more = {PARENT_FD: self._lifeline}, {}
         if is_script:
             told = {BACKUP_FD: self._backup.fileno(), ENDED_FD: self._ended.fileno()}

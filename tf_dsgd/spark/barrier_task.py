@@ -6,8 +6,9 @@ TensorFlow lets one be connected to a single cluster, while Spark uses its Pytho
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
+import itertools
 import json
 import os
 import pickle
@@ -17,15 +18,19 @@ import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import numpy as np
 
+from tf_dsgd.launch.tied import TIE
 from tf_dsgd.transport import frames
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
+ASK_SECONDS = 10.0
+"""After which the driver answers that training is not over."""
 LAST_BYTES = 4000
 """Of what a process wrote, in the error that its end is."""
 PARENT_FD = "TF_DSGD_PARENT_FD"  # as in tf_dsgd.resuming, which a task need not import
@@ -70,6 +75,7 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("", 0))
             mine = {
+                "attempt": uuid.uuid4().hex,
                 "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
                 "places": write(records, cluster.datasets, folder),
             }
@@ -79,17 +85,29 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
     return run
 
 
-def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[str, int]]:
-    """Writes the records of each data set to a file: (path, bytes) of each."""
-    paths = [os.path.join(folder, f"rows-{n}") for n in range(len(keys))]
-    with contextlib.ExitStack() as stack:
-        files = {
-            key: stack.enter_context(open(path, "wb"))
-            for key, path in zip(keys, paths, strict=True)
-        }
-        for _, (key, piece) in records:
-            files[key].write(piece)
-    return [(path, os.path.getsize(path)) for path in paths]
+def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[list[str], int]]:
+    """Writes the records of each data set to files, one a partition: (their paths, bytes) of each.
+
+    Spark hands over the pieces of a partition in their order, and partitions in any order. In the
+    order of their numbers they are the same data set if the stage is started again.
+    """
+    sizes: collections.Counter[tuple[str, int]] = collections.Counter()
+    for source, pieces in itertools.groupby(records, lambda record: record[1][:2]):
+        key, partition = source
+        with open(path_of(folder, keys.index(key), partition), "ab") as file:
+            for _, (_, _, piece) in pieces:
+                sizes[source] += file.write(piece)
+    found = []
+    for number, key in enumerate(keys):
+        there = sorted(partition for name, partition in sizes if name == key)
+        paths = [path_of(folder, number, partition) for partition in there]
+        found.append((paths, sum(sizes[key, partition] for partition in there)))
+    return found
+
+
+def path_of(folder: str, dataset: int, partition: int) -> str:
+    """Where a partition of a data set is."""
+    return os.path.join(folder, f"rows-{dataset}-{partition}")
 
 
 def run_process(
@@ -97,6 +115,7 @@ def run_process(
 ) -> Iterator[bytes]:
     """Runs this task's process until training is over; of the chief, gives the outcome."""
     job, index = cluster.role(context.partitionId())
+    attempt = tasks[0]["attempt"]
     addresses: dict[str, list[str]] = {}
     for number, task in enumerate(tasks):
         addresses.setdefault(cluster.role(number)[0], []).append(task["address"])
@@ -123,7 +142,7 @@ def run_process(
             environment["TF_DSGD_THREADS"] = threads
     with Child(f"{job} {index}" if job != "chief" else job, command, environment) as child:
         if job != "chief":
-            child.watch_until(Waiting(context))
+            child.watch_until(Waiting(cluster, attempt))
             return
         for lines in child.lines():
             data = np.frombuffer(lines, np.uint8)
@@ -131,37 +150,51 @@ def run_process(
         code = child.process.wait(timeout=STOP_SECONDS)
         if not os.path.exists(outcome) and (cluster.payload or code):
             raise RuntimeError(f"The chief of the training has ended with code {code}.{child.last}")
-        context.barrier()  # the others end
+        frames.ask(cluster.driver, cluster.token, {"do": "end", "attempt": attempt})
         if cluster.payload:
             with open(outcome, "rb") as file:
                 yield file.read()
 
 
 class Waiting(threading.Thread):
-    """A thread that ends when all tasks have come to the stage's last barrier, or none will."""
+    """A thread that ends when the chief's task has told the driver that training is over.
 
-    def __init__(self, context: Any):
-        super().__init__(name="tf_dsgd barrier", daemon=True)
-        self._context = context
+    Not Spark's barrier: where a task is to end while its Python waits at one, Spark (4.3) has an
+    exception that nobody catches, and ends the whole executor with all that is on it.
+    """
+
+    def __init__(self, cluster: Cluster, attempt: str):
+        super().__init__(name="tf_dsgd waiting", daemon=True)
+        self._cluster, self._attempt = cluster, attempt
         self.error: Exception | None = None
         self.start()
 
     def run(self) -> None:
+        asked = {"do": "wait", "attempt": self._attempt, "seconds": ASK_SECONDS}
+        ended = False
         try:
-            self._context.barrier()
+            while not ended:
+                answer = frames.ask(self._cluster.driver, self._cluster.token, asked)
+                ended = answer.header["ended"]
         except Exception as error:  # raised where the process is watched
             self.error = error
 
 
 class Child:
-    """A process that ends with this one, whatever ends that: it watches a pipe from here."""
+    """A process that ends with this one, whatever ends that.
+
+    Linux kills it then. Elsewhere it watches a pipe from here, unless it is a script.
+    """
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str]):
         self.name = name
         self._written = b""
         lifeline, self._held = os.pipe()
+        program = [sys.executable, "-u", *command]
+        if sys.platform == "linux":  # a script watches no pipe
+            program = [sys.executable, *TIE, str(os.getpid()), *program]
         self.process = subprocess.Popen(
-            [sys.executable, "-u", *command],
+            program,
             env={**os.environ, **environment, PARENT_FD: str(lifeline)},
             pass_fds=(lifeline,),
             stdin=subprocess.DEVNULL,

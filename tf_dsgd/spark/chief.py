@@ -23,7 +23,7 @@ from tf_dsgd.spark.partitions import Partitions, Place
 
 
 def place(arguments: Sequence[Any], keys: Sequence[str], places: Sequence[Any]) -> None:
-    """Tells data sets among the arguments where each worker has their rows: (path, bytes)."""
+    """Tells data sets among the arguments where each worker has their rows: (paths, bytes)."""
     for data in (argument for argument in arguments if isinstance(argument, Partitions)):
         number = keys.index(data.key)
         size = data.layout.dtype().itemsize

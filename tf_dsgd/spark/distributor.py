@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,11 @@ class Distributor:
                 f"{self} takes {count} slots of Spark, one for the chief, and {context.master} has "
                 f"{there}. Use local[{count}], or fewer workers."
             )
-        with Server(**driver(context), answer=_log) as server:  # type: ignore[arg-type]
+        training = _Training()
+        with (
+            Server(**driver(context), answer=training.answer) as server,  # type: ignore[arg-type]
+            contextlib.closing(training),
+        ):
             cluster = barrier_task.Cluster(
                 self.num_workers,
                 self.num_ps,
@@ -164,19 +169,50 @@ class Distributor:
         """An RDD with a partition for each task, which holds that task's records."""
         if not datasets:
             return context.parallelize([], count)
-        first = count - self.num_workers
-        records = context.union([data.records(first, self.num_workers) for data in datasets])
-        return records.partitionBy(count, rows_task.itself)
+        records: list[Any] = []
+        for data in datasets:
+            before = sum(other.getNumPartitions() for other in records)
+            records.append(data.records(count - self.num_workers, self.num_workers, before))
+        return context.union(records).partitionBy(count, rows_task.itself)
 
 
-def _log(header: dict[str, Any], arrays: list[np.ndarray]) -> tuple[dict[str, Any], list[Any]]:
-    """Writes what the chief wrote."""
-    del header
-    text = arrays[0].tobytes().decode(errors="replace")
+class _Training:
+    """What tasks tell the driver: what the chief wrote, and that training is over."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended: set[str] = set()
+        """Attempts of the stage, by the name that the chief's task has made up."""
+        self._closed = False
+
+    def answer(
+        self, header: dict[str, Any], arrays: list[np.ndarray]
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """The server's answer."""
+        if header["do"] == "log":
+            _write(arrays[0].tobytes().decode(errors="replace"))
+            return {}, []
+        with self._changed:
+            if header["do"] == "end":
+                self._ended.add(header["attempt"])
+                self._changed.notify_all()
+            else:
+                self._changed.wait_for(
+                    lambda: self._closed or header["attempt"] in self._ended, header["seconds"]
+                )
+            return {"ended": header["attempt"] in self._ended}, []
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+def _write(text: str) -> None:
     with contextlib.suppress(OSError, UnicodeError):  # that it cannot be shown ends no training
         sys.stdout.write(text)
         sys.stdout.flush()
-    return {}, []
 
 
 def _result(outcome: bytes) -> Any:

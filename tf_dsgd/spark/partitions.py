@@ -36,7 +36,8 @@ _DTYPES: dict[type[types.DataType], str] = {
 class Place:
     """Where a worker has its rows."""
 
-    path: str
+    paths: list[str]
+    """A file for each partition, in their order."""
     rows: int
 
 
@@ -50,9 +51,9 @@ def partitions(
         model.fit(strategy.distribute_datasets_from_function(data), shuffle=False)
 
     Partition p goes to worker p modulo the number of workers, from task to task and not by way of
-    the driver. Each worker then reads its own rows from a file on its own disk, each row
-    once an epoch. Partitions may be of any length, or empty; the last mini-batch of a worker may be
-    smaller. A worker whose rows are used up holds nobody up.
+    the driver. Each worker then reads its own rows from files on its own disk, each row once an
+    epoch, partition by partition. Partitions may be of any length, or empty; the last mini-batch of
+    a worker may be smaller. A worker whose rows are used up holds nobody up.
 
     Args:
         df: a `pyspark.sql.DataFrame`.
@@ -153,20 +154,29 @@ class Partitions:
                 "tf_dsgd.TFCluster(), the default, in train."
             )
         place = self.places[context.input_pipeline_id]
-        dataset = tf.data.FixedLengthRecordDataset(place.path, self.layout.dtype().itemsize)
+        paths = tf.constant(place.paths, tf.string)  # of none, too
+        dataset = tf.data.FixedLengthRecordDataset(paths, self.layout.dtype().itemsize)
         if self.shuffle_rows:
             dataset = dataset.shuffle(self.shuffle_rows)
         dataset = dataset.batch(self.batch_size).map(self.layout.decode)
         batches = -(-place.rows // self.batch_size)
         return dataset.apply(tf.data.experimental.assert_cardinality(batches))
 
-    def records(self, first: int, workers: int) -> Any:
-        """An RDD of (task, (key, records)): the tasks of workers are those from `first` on."""
-        names = [name for names, _, _ in self.layout.arrays for name in names]
-        df = self._df.select(*dict.fromkeys(names))
-        layout = (self.layout.arrays, self.layout.dtype().descr)
-        work, key = rows_task.to_records(layout, first, workers), self.key
-        return df.mapInArrow(work, "task int, records binary").rdd.map(rows_task.keyed(key))
+    def records(self, first: int, workers: int, before: int) -> Any:
+        """An RDD of (task, (key, partition, records)).
+
+        Args:
+            first: the first task that is a worker's.
+            workers: how many of them there are.
+            before: partitions that come before those of this RDD in one of all data sets.
+        """
+        columns = list(dict.fromkeys(name for names, _, _ in self.layout.arrays for name in names))
+        # mapInArrow takes a dot for a field's, and has no word for a backtick.
+        df = self._df.select(*[_column(name).alias(f"c{n}") for n, name in enumerate(columns)])
+        layout = (self.layout.arrays, self.layout.dtype().descr, columns)
+        work = rows_task.to_records(layout, first, workers, before)
+        rows = df.mapInArrow(work, "task int, partition int, records binary").rdd
+        return rows.map(rows_task.keyed(self.key))
 
 
 def _names(column: Any, df: Any) -> list[str]:
@@ -188,6 +198,11 @@ def _names(column: Any, df: Any) -> list[str]:
     return names
 
 
+def _column(name: str) -> Any:
+    """The column of this name, which may hold a dot."""
+    return F.col("`{}`".format(name.replace("`", "``")))
+
+
 def _dtype(kind: types.DataType) -> Any:
     """NumPy's for a column, or for the elements of its arrays; None if there is none."""
     return _DTYPES.get(type(kind.elementType if isinstance(kind, types.ArrayType) else kind))
@@ -198,7 +213,7 @@ def _lengths(df: Any, names: list[str]) -> dict[str, int]:
     arrays = [name for name in names if isinstance(df.schema[name].dataType, types.ArrayType)]
     if not arrays:
         return {}
-    sizes = [each(F.size(F.col(f"`{name}`"))) for name in arrays for each in (F.min, F.max)]
+    sizes = [each(F.size(_column(name))) for name in arrays for each in (F.min, F.max)]
     found = list(df.select(*sizes).first())
     lengths = {}
     for name, least, most in zip(arrays, found[::2], found[1::2], strict=True):

@@ -11,45 +11,49 @@ MOST_BYTES = 4 << 20
 """Of a piece that Spark moves at a time."""
 
 
-def to_records(layout: Any, first: int, workers: int) -> Callable[[Any], Iterator[Any]]:
+def to_records(
+    layout: Any, first: int, workers: int, before: int
+) -> Callable[[Any], Iterator[Any]]:
     """What Spark calls with the Arrow batches of a partition.
 
     Args:
-        layout: (names, dtype, shape) of each array, and the record's fields as NumPy has them.
+        layout: (names, dtype, shape) of each array, the record's fields as NumPy has them, and the
+            names of the batches' columns in their order, which are called otherwise there.
         first: the first task that is a worker's.
         workers: how many of them there are.
+        before: partitions of other data sets, which Spark counts before those of this one.
     """
-    arrays, described = layout
+    arrays, described, columns = layout
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow
         from pyspark import TaskContext
 
-        number = TaskContext.get().partitionId()
+        number = TaskContext.get().partitionId() - before
         task = first + number % workers
         dtype = np.dtype([tuple(field) for field in described])
         for batch in batches:
             records = np.empty(batch.num_rows, dtype)
             for field, (names, kind, shape) in enumerate(arrays):
-                records[f"f{field}"] = array_of(batch, names, kind, shape)
+                records[f"f{field}"] = array_of(batch, columns, names, kind, shape)
             step = max(1, MOST_BYTES // dtype.itemsize)
             pieces = [
                 records[start : start + step].tobytes() for start in range(0, len(records), step)
             ]
             if pieces:
+                numbers = [pyarrow.array([n] * len(pieces), "int32") for n in (task, number)]
                 yield pyarrow.RecordBatch.from_arrays(
-                    [pyarrow.array([task] * len(pieces), "int32"), pyarrow.array(pieces, "binary")],
-                    ["task", "records"],
+                    [*numbers, pyarrow.array(pieces, "binary")], ["task", "partition", "records"]
                 )
 
     return run
 
 
-def keyed(key: str) -> Callable[[Any], tuple[int, tuple[str, bytes]]]:
-    """What makes (task, (key, records)) of a row of what `to_records` gives."""
+def keyed(key: str) -> Callable[[Any], tuple[int, tuple[str, int, bytes]]]:
+    """What makes (task, (key, partition, records)) of a row of what `to_records` gives."""
 
-    def run(row: Any) -> tuple[int, tuple[str, bytes]]:
-        return row[0], (key, bytes(row[1]))
+    def run(row: Any) -> tuple[int, tuple[str, int, bytes]]:
+        return row[0], (key, row[1], bytes(row[2]))
 
     return run
 
@@ -59,9 +63,11 @@ def itself(task: int) -> int:
     return task
 
 
-def array_of(batch: Any, names: list[str], kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Columns of an Arrow batch as one array."""
-    parts = [column_of(batch.column(name), name) for name in names]
+def array_of(
+    batch: Any, columns: list[str], names: list[str], kind: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Some of an Arrow batch's columns as one array."""
+    parts = [column_of(batch.column(columns.index(name)), name) for name in names]
     return np.concatenate(parts, axis=1).astype(kind).reshape(-1, *shape)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from typing import Any
 
 from pyspark.sql import SparkSession
+
+_JAVA = 17
+_JAVA_SECONDS = 60.0  # to say its version, which takes a tenth of one
 
 
 def session() -> SparkSession:
@@ -33,16 +38,21 @@ def check_java() -> None:
     """Spark's driver is a Java process.
 
     Raises:
-        RuntimeError: if there is no Java.
+        RuntimeError: if there is no Java, or one that is too old.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    where = f"JAVA_HOME, which is {home!r}," if home else "PATH"
+    remedy = "Install it, or set JAVA_HOME to where it is."
     if found is None:
-        where = f"JAVA_HOME, which is {home!r}," if home else "PATH"
-        raise RuntimeError(
-            f"Spark needs Java 17 or later, and {where} has no java. Install it, or set JAVA_HOME "
-            "to where it is."
-        )
+        raise RuntimeError(f"Spark needs Java 17 or later, and {where} has no java. {remedy}")
+    said = subprocess.run(
+        [found, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=False
+    )
+    version = re.search(r'version "(\d+)', said.stderr)  # 1 up to Java 8
+    if version and int(version[1]) < _JAVA:
+        (line, *_) = said.stderr.splitlines()
+        raise RuntimeError(f"Spark needs Java 17 or later, and {where} has {line}. {remedy}")
 
 
 def driver(context: Any) -> dict[str, str | None]:
@@ -53,5 +63,18 @@ def driver(context: Any) -> dict[str, str | None]:
 
 
 def slots(context: Any) -> int | None:
-    """How many tasks run at a time, where that is known from the start: in `local[n]`."""
-    return int(context.defaultParallelism) if context.master.startswith("local[") else None
+    """How many tasks run at a time, where the master's name says it; None elsewhere.
+
+    Not `defaultParallelism`, which `spark.default.parallelism` changes and a slot's cores do not.
+    """
+    settings = context.getConf()
+    cores_of_a_task = int(settings.get("spark.task.cpus", "1"))
+    local = re.fullmatch(r"local(?:\[(\d+)(?:,\d+)?\])?", context.master.replace(" ", ""))
+    if local:
+        return int(local[1] or 1) // cores_of_a_task
+    executors = re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", context.master.replace(" ", ""))
+    if executors:
+        return int(executors[1]) * (int(executors[2]) // cores_of_a_task)
+    if context.master.startswith("local[*") and not settings.get("spark.default.parallelism"):
+        return int(context.defaultParallelism) // cores_of_a_task
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import socketserver
 import threading
@@ -16,8 +17,35 @@ from tf_dsgd.transport import frames
 Answer = Callable[[dict[str, Any], list[np.ndarray]], tuple[dict[str, Any], Sequence[np.ndarray]]]
 """From a request's header and arrays to the answer's. Called in several threads at a time."""
 
-_MOST_CONNECTIONS = 256
+_MOST_STRANGERS = 256
 _MOST_OF_AN_ERROR = 10_000
+
+
+class _Strangers:
+    """Open connections whose other side has not shown yet that it knows the token.
+
+    Where there are too many, the oldest is ended: who connects and says nothing keeps nobody out,
+    for a task shows the token with its first bytes. How many tasks there are is up to Spark.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._mutex = threading.Lock()
+        self._connections: dict[socket.socket, None] = {}  # in the order in which they came
+
+    def add(self, connection: socket.socket) -> None:
+        with self._mutex:
+            self._connections[connection] = None
+            while len(self._connections) > self._most:
+                oldest = next(iter(self._connections))
+                del self._connections[oldest]
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
+
+    def remove(self, connection: socket.socket) -> None:
+        """Of one that is none any more, or has ended. It may be called twice."""
+        with self._mutex:
+            self._connections.pop(connection, None)
 
 
 class Server:
@@ -44,6 +72,7 @@ class Server:
         self._answer, self._most_bytes = answer, most_bytes
         self._host, self._bind = host, bind or host
         self._mutex = threading.Lock()
+        self._strangers = _Strangers(_MOST_STRANGERS)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -51,7 +80,7 @@ class Server:
         return self._host, self._server.server_address[1]
 
     def __enter__(self) -> Server:
-        self._server = _listen(self._bind, self._handle)
+        self._server = _listen(self._bind, self._strangers.add, self._handle)
         thread = threading.Thread(
             target=self._server.serve_forever, name="tf_dsgd spark server", daemon=True
         )
@@ -64,13 +93,20 @@ class Server:
 
     def _handle(self, connection: socket.socket) -> None:
         try:
-            request = frames.receive(connection, self.token, most_bytes=self._most_bytes)
+            request = frames.receive(
+                connection,
+                self.token,
+                most_bytes=self._most_bytes,
+                known=lambda: self._strangers.remove(connection),
+            )
             connection.settimeout(frames.BODY_SECONDS)
             connection.sendall(self._reply(request))
         except (frames.BadFrameError, OSError) as error:
             with self._mutex:
                 self.refused += 1
             logging.info("tf_dsgd: a connection to the driver was ended: %s", error)
+        finally:
+            self._strangers.remove(connection)
 
     def _reply(self, request: frames.Message) -> bytes:
         try:
@@ -81,9 +117,13 @@ class Server:
             return frames.encode(self.token, {"error": said}, (), to=request.mac)
 
 
-def _listen(host: str, handle: Callable[[socket.socket], None]) -> socketserver.TCPServer:
+def _listen(
+    host: str,
+    came: Callable[[socket.socket], None],
+    handle: Callable[[socket.socket], None],
+) -> socketserver.TCPServer:
+    """A server that calls `came` as a connection comes, and `handle` with it in a thread."""
     family, *_, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
-    slots = threading.BoundedSemaphore(_MOST_CONNECTIONS)
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -96,15 +136,7 @@ def _listen(host: str, handle: Callable[[socket.socket], None]) -> socketserver.
         request_queue_size = 128
 
         def process_request(self, request: Any, client_address: Any) -> None:
-            if slots.acquire(timeout=frames.HEADER_SECONDS):
-                super().process_request(request, client_address)
-            else:
-                self.shutdown_request(request)
-
-        def process_request_thread(self, request: Any, client_address: Any) -> None:
-            try:
-                super().process_request_thread(request, client_address)
-            finally:
-                slots.release()
+            came(request)
+            super().process_request(request, client_address)
 
     return Listening((str(place[0]), 0), Handler)

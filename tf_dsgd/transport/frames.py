@@ -32,7 +32,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,6 +111,7 @@ def receive(
     *,
     most_bytes: int = MOST_BODY_BYTES,
     header_seconds: float = HEADER_SECONDS,
+    known: Callable[[], object] | None = None,
 ) -> Message:
     """The message that comes over a connection.
 
@@ -120,6 +121,7 @@ def receive(
         to: the MAC of the request that this must answer.
         most_bytes: of a body.
         header_seconds: how long to wait for the header. A body has `BODY_SECONDS` more.
+        known: is called once the header has shown that the other side knows the token.
 
     Raises:
         BadFrameError: if it is no message.
@@ -134,6 +136,8 @@ def receive(
     text = _read(connection, header_length, deadline)
     if not hmac.compare_digest(mac, _mac(secret, to, prefix, text)):
         raise BadFrameError("its sender does not know the token")
+    if known is not None:
+        known()
     if body_length > most_bytes:
         raise BadFrameError(f"its arrays have {body_length} bytes, above {most_bytes}")
     deadline = time.monotonic() + BODY_SECONDS
