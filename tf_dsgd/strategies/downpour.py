@@ -18,7 +18,10 @@ from tf_dsgd.strategies.arguments import (
     staleness_bound,
     staleness_factor,
 )
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.tables import Rows
 
@@ -172,6 +175,7 @@ class DownpourStrategy(DistributedStrategy):
         sparse: str = "dense",
         placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         messages = codec(compression, wire_dtype)
@@ -198,7 +202,9 @@ class DownpourStrategy(DistributedStrategy):
                 'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
                 "the two out."
             )
+        cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        replica_parts.use(self, model_parallel)
         self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

@@ -17,7 +17,10 @@ from tf_dsgd.strategies.arguments import (
     staleness_bound,
     staleness_factor,
 )
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.tables import Rows
 
@@ -115,6 +118,7 @@ class SoftsyncStrategy(DistributedStrategy):
         sparse: str = "dense",
         placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
@@ -123,7 +127,9 @@ class SoftsyncStrategy(DistributedStrategy):
         server = CollectGradients(count, scaling)
         split = Patterns(placement)
         local, messages = AccrueGradient(rate=0.0), codec(compression)
+        cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        replica_parts.use(self, model_parallel)
         self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)
