@@ -16,12 +16,15 @@ import tensorflow as tf
 # What an operation's attribute is made of.
 from tensorflow.core.framework import attr_value_pb2 as _attr_value
 
-# By this a tape is told which function gives the gradient of an operation. There is no public way to
-# know, while a gradient is traced, of which operation it is.
+# By this a tape is told which function gives the gradient of an operation. There is no public way
+# to know, while a gradient is traced, of which operation it is.
 from tensorflow.python import pywrap_tfe as _pywrap_tfe
 
 # That function, which is put back.
 from tensorflow.python.eager import backprop as _backprop
+
+# Whether what is traced is the condition of a loop.
+from tensorflow.python.ops import control_flow_util_v2 as _control_flow
 
 Around = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], contextlib.AbstractContextManager]
 """(inputs, outputs, gradients of outputs) -> in what the gradient of an operation is traced."""
@@ -89,6 +92,11 @@ def called_function(operation: tf.Operation) -> str:
     if operation.type not in ("PartitionedCall", "StatefulPartitionedCall"):
         return ""
     return str(operation.get_attr("f").name)
+
+
+def is_condition_of_a_loop(graph: Any) -> bool:
+    """Whether a function's graph is what `tf.while_loop` asks before each turn."""
+    return isinstance(graph, _control_flow.WhileCondFuncGraph)
 
 
 def put_beside(operation: tf.Operation, anchor: tf.Operation, *, holds: bool) -> None:

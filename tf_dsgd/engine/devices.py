@@ -37,8 +37,8 @@ def prepare(per_worker: int, workers: int) -> None:
         there = len(tf.config.list_logical_devices("CPU"))
         if there < per_worker:
             raise RuntimeError(
-                f"devices_per_worker={per_worker} needs as many logical CPU devices, and TensorFlow "
-                f"has opened its devices, which it does at the first operation: {there}. Make the "
+                f"devices_per_worker={per_worker} needs as many logical CPU devices, and "
+                f"TensorFlow has opened {there}, which it does at the first operation. Make the "
                 "strategy before anything else uses TensorFlow, or call, right after the imports, "
                 "tf.config.set_logical_device_configuration(tf.config.list_physical_devices"
                 f'("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * {per_worker * workers}).'

@@ -6,6 +6,7 @@ Nothing says when a part takes up which piece: each operation runs when its inpu
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient
+
+_WEIGHTED = "microbatches={} takes the mean over pieces, weighted by their examples"
 
 
 def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
@@ -24,7 +27,7 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise ValueError(
-                f"microbatches={number} takes the mean over pieces, weighted by their examples, and "
+                f"{_WEIGHTED.format(number)}, and "
                 f"the loss {loss.name!r} is no mean over examples. Use "
                 'reduction="sum_over_batch_size", or microbatches=1. Received: '
                 f"reduction={reduction!r}."
@@ -32,7 +35,7 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
     for layer in layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
-                f"microbatches={number} takes the mean over pieces, weighted by their examples, and "
+                f"{_WEIGHTED.format(number)}, and "
                 f"the activity_regularizer of {layer.name!r} is a sum over them. Leave it out, or "
                 "use microbatches=1."
             )
@@ -105,7 +108,7 @@ def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
             size = tf.identity(size)
         bounds = [i * size // number for i in range(number + 1)]
     pieces, shares = [], []
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in itertools.pairwise(bounds):
         cut = [None if x is None else x[first:end] for x in flat]
         pieces.append(tf.nest.pack_sequence_as(batch, cut))
         shares.append(tf.cast(end - first, tf.float64) / tf.cast(size, tf.float64))

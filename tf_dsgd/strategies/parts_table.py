@@ -55,7 +55,5 @@ class PartsTable:
             for e in self.edges
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
-            "  ".join([*(f"{text:<{w}}" for text, w in zip(row[:3], widths, strict=True)), row[3]]).rstrip()
-            for row in rows
-        )
+        lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
+        return "\n".join(lines)

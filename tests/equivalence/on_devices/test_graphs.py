@@ -1,0 +1,89 @@
+"""What TensorFlow makes of a worker's function: which device has what, and what it sends."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests.equivalence.on_devices import models
+from tf_dsgd import _tf
+
+COMPUTES = ("MatMul", "TanhGrad", "Tanh", "BiasAddGrad")
+
+
+def trained(microbatches=1):
+    strategy = tf_dsgd.DownpourStrategy(
+        tf_dsgd.LocalCluster(2, devices_per_worker=2),
+        push_every=2,
+        fetch_every=2,
+        model_parallel=tf_dsgd.ModelParallel({"a": 0, "b|sum|c": 1}, microbatches=microbatches),
+    )
+    with strategy.scope():
+        model = models.skip()
+    model.fit(*models.vectors(), batch_size=8, verbose=0)
+    return strategy
+
+
+def nodes(strategy, worker):
+    """(device, operation, name) of a worker's local step, whose weights make a step, too."""
+    device = strategy.engine.store.worker_devices[worker]
+    batch = [tf.constant(array[:8]) for array in models.vectors()]
+    for graph in _tf.partitions(strategy.engine.program.work_of[worker], device, batch):
+        for node in graph.node:
+            yield node.device[-5:], node.op, node.name
+
+
+def layer_of(name):
+    """The layer by whose name scope an operation is known; in the tests' models a, b or c."""
+    found = {part.split("_")[0] for part in name.split("/")} & {"a", "b", "c"}
+    return found.pop() if len(found) == 1 else None
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_each_layer_computes_on_its_device_forward_and_backward(worker):
+    first, second = f"CPU:{2 * worker}", f"CPU:{2 * worker + 1}"
+    found = collections.defaultdict(collections.Counter)
+    for device, operation, name in nodes(trained(), worker):
+        assert device in (first, second) or not layer_of(name)
+        if layer_of(name) and operation.endswith(COMPUTES):
+            found[layer_of(name)][device, "gradient" in name] += 1
+    # A layer's one multiplication forward is two backward, or one where nothing is before it.
+    assert found["a"].keys() == {(first, False), (first, True)}
+    for layer in "bc":
+        assert found[layer].keys() == {(second, False), (second, True)}
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_activations_and_their_gradients_are_all_that_travels(microbatches):
+    """Besides labels and numbers: no weight and no gradient of one, and each edge once a piece."""
+    sent = [
+        (device, name)
+        for device, operation, name in nodes(trained(microbatches), 0)
+        if operation == "_Recv" and device in ("CPU:0", "CPU:1")
+    ]
+    forward = [name for device, name in sent if device == "CPU:1" and layer_of(name) == "a"]
+    assert len(forward) == microbatches, forward
+    backward = [name for device, name in sent if device == "CPU:0" and "AddN" in name]
+    assert len(backward) == microbatches, backward
+    wrong = [
+        n for _, n in sent if "MatMul_1" in n or "BiasAddGrad" in n or layer_of(n) in ("b", "c")
+    ]
+    assert wrong == []
+
+
+def test_the_table_says_what_is_where_and_what_travels():
+    strategy = trained()
+    table = strategy.placement()
+    first, second = table.parts
+    assert first.layers == ("a",) and first.parameters == 5 * 6 + 6
+    assert second.layers == ("b", "sum", "c") and second.parameters == (6 * 6 + 6) + (6 + 1)
+    assert first.devices == ("/device:CPU:0", "/device:CPU:2")
+    edges = {(edge.start, edge.end): edge for edge in table.edges}
+    assert edges.keys() == {(0, 1), (1, 0)}
+    # Six activations of four bytes for each of 8 examples, back as gradients; and forward a label.
+    assert edges[1, 0].bytes == 8 * 6 * 4
+    assert 8 * (6 + 1) * 4 <= edges[0, 1].bytes < 8 * (6 + 1) * 4 + 100
+    lines = str(table).splitlines()
+    assert lines[1].split() == ["0", "CPU:0", "36", "a"]
+    assert any(line.startswith("1-0") and "192" in line for line in lines)
