@@ -99,6 +99,20 @@ def is_condition_of_a_loop(graph: Any) -> bool:
     return isinstance(graph, _control_flow.WhileCondFuncGraph)
 
 
+def is_control_flow(operation: tf.Operation) -> bool:
+    """Whether an operation runs functions of its own, once or in turns."""
+    return operation.type in ("While", "StatelessWhile", "If", "StatelessIf")
+
+
+def run_as_one(operation: tf.Operation) -> None:
+    """Has a loop run as an operation of one device.
+
+    Else TensorFlow makes many of it, which know of no device, and whose state would travel at each
+    turn.
+    """
+    operation._set_attr("_lower_using_switch_merge", _attr_value.AttrValue(b=False))
+
+
 def put_beside(operation: tf.Operation, anchor: tf.Operation, *, holds: bool) -> None:
     """Has TensorFlow place an operation that was just made where another one is.
 

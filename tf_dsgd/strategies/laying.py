@@ -138,7 +138,7 @@ class Laying:
             part = self.part_of_inputs(inputs, min if operation.type == "AddN" else max)
         handles = [tensor for tensor in inputs if tensor.dtype == tf.resource]
         if part is None and len(handles) == 1:
-            part = self._store.part_of(_tf_parts.outer_tensor(handles[0]))
+            part = self._part_of_handle(handles[0])
         if part is None:
             return
         graph = operation.graph
@@ -163,6 +163,20 @@ class Laying:
             self._graphs[id(graph)] = graph
             self._parts[id(graph), read.op.name] = part
         return self._anchors[key]
+
+    def loops(self) -> None:
+        """Once all is traced: a loop of a part, all of whose variables are there, runs there."""
+        graph = tf.compat.v1.get_default_graph()
+        for operation in filter(_tf_parts.is_control_flow, graph.get_operations()):
+            part = self._parts.get((id(graph), operation.name))
+            handles = [tensor for tensor in operation.inputs if tensor.dtype == tf.resource]
+            if part is None or any(self._part_of_handle(handle) != part for handle in handles):
+                continue
+            _tf_parts.run_as_one(operation)
+            _tf_parts.put_beside(operation, self._anchor(graph, part), holds=True)
+
+    def _part_of_handle(self, handle: tf.Tensor) -> int | None:
+        return self._store.part_of(_tf_parts.outer_tensor(handle))
 
     # -- what is seen -----------------------------------------------------------------------
 

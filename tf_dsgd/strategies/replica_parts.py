@@ -134,6 +134,7 @@ class LaidStep:
         laying.open()
         with laying.gradients(), self._wrapped(laying):
             outputs = in_pieces()
+        laying.loops()
         self.edges = laying.edges(number)
         self._parts.say_once(
             [

@@ -1,4 +1,4 @@
-"""These tests run on four devices, in a process started by tests/equivalence/test_model_parallel.py.
+"""These tests run on four devices, where tests/equivalence/test_model_parallel.py starts them.
 
 Every other test sees one CPU, as users do.
 """

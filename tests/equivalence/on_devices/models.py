@@ -113,7 +113,6 @@ def recurrent():
                 layers.Dense(1, name="c"),
             ]
         ),
-        optimizers.Adam(0.02),
     )
 
 

@@ -12,23 +12,24 @@ from tf_dsgd import _tf
 COMPUTES = ("MatMul", "TanhGrad", "Tanh", "BiasAddGrad")
 
 
-def trained(microbatches=1):
+def trained(microbatches=1, name="skip"):
+    make, data, parts = models.SPLITS[name]
     strategy = tf_dsgd.DownpourStrategy(
         tf_dsgd.LocalCluster(2, devices_per_worker=2),
         push_every=2,
         fetch_every=2,
-        model_parallel=tf_dsgd.ModelParallel({"a": 0, "b|sum|c": 1}, microbatches=microbatches),
+        model_parallel=tf_dsgd.ModelParallel(parts, microbatches=microbatches),
     )
     with strategy.scope():
-        model = models.skip()
-    model.fit(*models.vectors(), batch_size=8, verbose=0)
+        model = make()
+    model.fit(*data(), batch_size=8, verbose=0)
     return strategy
 
 
-def nodes(strategy, worker):
+def nodes(strategy, worker, data=models.vectors):
     """(device, operation, name) of a worker's local step, whose weights make a step, too."""
     device = strategy.engine.store.worker_devices[worker]
-    batch = [tf.constant(array[:8]) for array in models.vectors()]
+    batch = [tf.constant(array[:8]) for array in data()]
     for graph in _tf.partitions(strategy.engine.program.work_of[worker], device, batch):
         for node in graph.node:
             yield node.device[-5:], node.op, node.name
@@ -70,6 +71,17 @@ def test_activations_and_their_gradients_are_all_that_travels(microbatches):
         n for _, n in sent if "MatMul_1" in n or "BiasAddGrad" in n or layer_of(n) in ("b", "c")
     ]
     assert wrong == []
+
+
+def test_a_loop_runs_on_its_part_and_sends_nothing_at_its_turns():
+    found = list(nodes(trained(name="recurrent"), 0, models.sequences))
+    loops = collections.Counter(device for device, operation, _ in found if operation == "While")
+    assert loops == {"CPU:0": 4, "CPU:1": 2}  # of the GRU in both directions, and of the LSTM
+    # Of the layers' own; the steps of a round are a loop around all.
+    inside = [
+        (operation, name) for _, operation, name in found if "/while" in name and layer_of(name)
+    ]
+    assert not [n for operation, n in inside if operation in ("Switch", "NextIteration", "_Send")]
 
 
 def test_the_table_says_what_is_where_and_what_travels():
