@@ -14,11 +14,11 @@ from tests.equivalence import twin
 from tf_dsgd.strategies import cutting
 
 
-@pytest.mark.parametrize("file", ["test_split.py", "test_graphs.py"])
-def test_on_four_devices(file):
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+@pytest.mark.parametrize("tier", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_four_devices(tier):
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", tier]
     run = subprocess.run(
-        [sys.executable, *arguments, f"tests/equivalence/on_devices/{file}"],
+        [sys.executable, *arguments, "tests/equivalence/on_devices"],
         cwd=helpers.ROOT,
         env=helpers.python_env(
             CUDA_VISIBLE_DEVICES="", PYTEST_ADDOPTS="", TF_DSGD_TEST_DEVICES="4"
