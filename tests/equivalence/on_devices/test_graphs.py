@@ -1,6 +1,7 @@
 """What TensorFlow makes of a worker's function: which device has what, and what it sends."""
 
 import collections
+import re
 
 import pytest
 import tensorflow as tf
@@ -27,12 +28,12 @@ def trained(microbatches=1, name="skip"):
 
 
 def nodes(strategy, worker, data=models.vectors):
-    """(device, operation, name) of a worker's local step, whose weights make a step, too."""
+    """(device, operation, name, inputs) of a worker's local step, in which weights step, too."""
     device = strategy.engine.store.worker_devices[worker]
     batch = [tf.constant(array[:8]) for array in data()]
     for graph in _tf.partitions(strategy.engine.program.work_of[worker], device, batch):
         for node in graph.node:
-            yield node.device[-5:], node.op, node.name
+            yield node.device[-5:], node.op, node.name, list(node.input)
 
 
 def layer_of(name):
@@ -41,11 +42,13 @@ def layer_of(name):
     return found.pop() if len(found) == 1 else None
 
 
-@pytest.mark.parametrize("worker", [0, 1])
-def test_each_layer_computes_on_its_device_forward_and_backward(worker):
+@pytest.mark.parametrize(("worker", "split"), [(0, "skip"), (1, "skip"), (1, "skip backwards")])
+def test_each_layer_computes_on_its_device_forward_and_backward(worker, split):
     first, second = f"CPU:{2 * worker}", f"CPU:{2 * worker + 1}"
+    if split == "skip backwards":
+        first, second = second, first
     found = collections.defaultdict(collections.Counter)
-    for device, operation, name in nodes(trained(), worker):
+    for device, operation, name, _ in nodes(trained(name=split), worker):
         assert device in (first, second) or not layer_of(name)
         if layer_of(name) and operation.endswith(COMPUTES):
             found[layer_of(name)][device, "gradient" in name] += 1
@@ -55,12 +58,25 @@ def test_each_layer_computes_on_its_device_forward_and_backward(worker):
         assert found[layer].keys() == {(second, False), (second, True)}
 
 
+def test_weights_and_what_is_accrued_change_by_what_is_computed_there():
+    found = list(nodes(trained(), 0))
+    written = [
+        (operation, inputs[1].partition(":")[0])
+        for device, operation, _, inputs in found
+        if device == "CPU:1" and operation in ("AssignVariableOp", "AssignSubVariableOp")
+    ]
+    # Of `b` and of `c` a kernel and a bias each: a local step, and what is accrued.
+    assert collections.Counter(operation for operation, _ in written)["AssignSubVariableOp"] == 4
+    received = {name for _, operation, name, _ in found if operation == "_Recv"}
+    assert received and not [value for _, value in written if value in received]
+
+
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_activations_and_their_gradients_are_all_that_travels(microbatches):
     """Besides labels and numbers: no weight and no gradient of one, and each edge once a piece."""
     sent = [
         (device, name)
-        for device, operation, name in nodes(trained(microbatches), 0)
+        for device, operation, name, _ in nodes(trained(microbatches), 0)
         if operation == "_Recv" and device in ("CPU:0", "CPU:1")
     ]
     forward = [name for device, name in sent if device == "CPU:1" and layer_of(name) == "a"]
@@ -75,13 +91,12 @@ def test_activations_and_their_gradients_are_all_that_travels(microbatches):
 
 def test_a_loop_runs_on_its_part_and_sends_nothing_at_its_turns():
     found = list(nodes(trained(name="recurrent"), 0, models.sequences))
-    loops = collections.Counter(device for device, operation, _ in found if operation == "While")
+    loops = collections.Counter(device for device, operation, *_ in found if operation == "While")
     assert loops == {"CPU:0": 4, "CPU:1": 2}  # of the GRU in both directions, and of the LSTM
     # Of the layers' own; the steps of a round are a loop around all.
-    inside = [
-        (operation, name) for _, operation, name in found if "/while" in name and layer_of(name)
-    ]
-    assert not [n for operation, n in inside if operation in ("Switch", "NextIteration", "_Send")]
+    own = re.compile(r"/[abc](_\d+)?/(.*/)?while")
+    inside = {operation for _, operation, name, _ in found if own.search(name)}
+    assert "While" in inside and not inside & {"Switch", "NextIteration", "Exit"}
 
 
 def test_the_table_says_what_is_where_and_what_travels():

@@ -32,16 +32,21 @@ def test_a_split_is_plain_keras(name):
     twin.assert_same_as_plain(make, downpour(parts), *data())
 
 
-def test_weights_are_where_their_layers_are():
-    strategy = downpour({"a": 0, "b|sum": 2, "c": 1}, devices=3)
+@pytest.mark.parametrize("rule", ["sgd", "optimizer"])
+def test_weights_and_what_goes_with_them_are_where_their_layers_are(rule):
+    strategy = downpour({"a": 0, "b|sum": 2, "c": 1}, devices=3, local_rule=rule)
     with strategy.scope():
         model = models.skip()
     model.fit(*models.vectors(), batch_size=8, verbose=0)
     found = {v.path: v.value.copies.template.device[-5:] for v in model.weights}
     parts = {"a": "CPU:0", "b": "CPU:2", "c": "CPU:1"}
     assert found == {path: parts[path.split("/")[-2]] for path in found}
-    cells = [v.device[-5:] for v in strategy.engine.store.variables() if "accrued" in v.name]
-    assert sorted(cells) == sorted(found.values())
+    if rule == "sgd":
+        besides = [v.device for v in strategy.engine.store.variables() if "accrued" in v.name]
+    else:
+        slots = [v for v in model.optimizer.variables if v.path.endswith("momentum")]
+        besides = [v.value.copies.template.device for v in slots]
+    assert sorted(device[-5:] for device in besides) == sorted(found.values())
 
 
 @pytest.mark.parametrize("cluster", ["local", "simulated"])
