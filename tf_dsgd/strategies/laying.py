@@ -145,7 +145,13 @@ class Laying:
         self._graphs[id(graph)] = graph
         self._parts[id(graph), operation.name] = part
         if handles:
-            return  # it has to be where they are
+            # It has to be where they are; and what is written there, if made of nothing, is there.
+            for tensor in inputs:
+                made = tensor.op.type in ("Const", "Fill") and self.part_of(tensor) is None
+                if made and tensor.graph is graph and len(handles) == 1:
+                    self._parts[id(graph), tensor.op.name] = part
+                    _tf_parts.put_beside(tensor.op, self._anchor(graph, part), holds=True)
+            return
         alone = all(self.part_of(tensor) != part for tensor in inputs)
         _tf_parts.put_beside(operation, self._anchor(graph, part), holds=alone)
 
