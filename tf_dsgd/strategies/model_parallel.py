@@ -83,7 +83,7 @@ def _checked(parts: Any) -> dict[str, int]:
                 f"parts has {pattern!r}, which is no regular expression: {error}."
             ) from error
         number = whole(part)
-        if number is None or number < 0:
+        if number is None or not 0 <= number < 1 << 31:
             raise ValueError(
                 "parts must map patterns to integers of at least 0, the numbers of parts. "
                 f"Received: {pattern!r}: {part!r}."
