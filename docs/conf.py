@@ -26,6 +26,7 @@ NAVIGATION = {
         "jit_compile",
         "cluster",
         "tables",
+        "model_parallelism",
         "averaging_callback",
         "spark",
         "simulator",

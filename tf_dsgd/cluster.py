@@ -15,7 +15,7 @@ from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
 from tf_dsgd.console import before_training, end_scripts_in_a_line, say
-from tf_dsgd.engine import local, remote
+from tf_dsgd.engine import devices, local, remote
 from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.faults import FaultScript
@@ -45,6 +45,8 @@ class Cluster(abc.ABC):
     """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
     runs_pipelines: ClassVar[bool] = False
     """Whether workers can run input pipelines of their own."""
+    devices_per_worker: int = 1
+    """Over how many devices a worker's replica can be laid."""
 
     @abc.abstractmethod
     def shard_devices(self) -> list[str]:
@@ -85,10 +87,14 @@ class LocalCluster(Cluster):
     Args:
         num_workers: number of workers, 1 to 1,024. By default one per GPU; without GPUs one per
             core this process may run on.
+        devices_per_worker: devices of each worker, 1 to 64, over which `model_parallel=` of a
+            strategy lays its replica: GPUs where there are any, else logical CPU devices, which
+            TensorFlow makes when it opens its devices.
 
     Raises:
         ValueError: if `num_workers` is not an integer from 1 to 1,024. More than 16 on a core or
-            GPU are taken, with a hint.
+            GPU are taken, with a hint. In a strategy, if there are fewer GPUs than one worker's.
+        RuntimeError: in a strategy, if TensorFlow has opened its devices, and they are too few.
 
     Example:
 
@@ -96,7 +102,8 @@ class LocalCluster(Cluster):
     LocalCluster(num_workers=2)
     """
 
-    def __init__(self, num_workers: int | None = None):
+    def __init__(self, num_workers: int | None = None, devices_per_worker: int = 1):
+        self.devices_per_worker = devices.checked(devices_per_worker)
         if num_workers is not None:
             num_workers = positive_int(
                 "num_workers", num_workers, "or None, for one per GPU or core"
@@ -111,27 +118,29 @@ class LocalCluster(Cluster):
         self.num_workers = num_workers
 
     def __repr__(self) -> str:
-        return (
-            f"LocalCluster(num_workers={self.num_workers})"
-            if self.num_workers
-            else "LocalCluster()"
-        )
+        given = f", num_workers={self.num_workers}" if self.num_workers else ""
+        return f"LocalCluster({(given + devices.shown(self.devices_per_worker))[2:]})"
 
     def _count(self) -> int:
         if self.num_workers is not None:
             return self.num_workers
-        return _devices()
+        return max(1, _devices() // self.devices_per_worker)
 
     def configure(self) -> None:
         _configure_process()
-        if _tf.devices_initialised() or tf.config.list_physical_devices("GPU"):
+        if tf.config.list_physical_devices("GPU"):
+            return
+        opened = _tf.devices_initialised()
+        devices.prepare(self.devices_per_worker, self._count())
+        if opened:
             return
         workers, threading = self._count(), tf.config.threading
+        at_once = workers * self.devices_per_worker
         if not threading.get_intra_op_parallelism_threads():
-            threading.set_intra_op_parallelism_threads(max(1, _cores() // workers))
+            threading.set_intra_op_parallelism_threads(max(1, _cores() // at_once))
         if not threading.get_inter_op_parallelism_threads():
             # A worker's function must find a thread while others compute.
-            threading.set_inter_op_parallelism_threads(max(_cores(), workers) + 2)
+            threading.set_inter_op_parallelism_threads(max(_cores(), at_once) + 2)
         logging.info(
             "tf_dsgd: %d workers, %d threads within an operation",
             workers,
@@ -143,12 +152,12 @@ class LocalCluster(Cluster):
         return [(gpus if len(gpus) == 1 else tf.config.list_logical_devices("CPU"))[0].name]
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
-        devices = [
+        names = [
             d.name
             for d in tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         ]
-        count = self._count()
-        store = Store([devices[m % len(devices)] for m in range(count)])
+        of_parts = devices.of_parts(names, self._count(), self.devices_per_worker)
+        store = Store([first for first, *_ in of_parts], part_devices=of_parts)
         scheduler = Scheduler(exchange, store.tasks, longest_call=local.LONGEST_CALL)
         return ThreadsEngine(store, scheduler, local.LocalRounds())
 
@@ -351,6 +360,8 @@ class SimulatedCluster(Cluster):
             lost; above 0, below 1e9.
         late_after_seconds: virtual seconds that a worker waits for the slowest before it does that
             one's work again, as on `TFCluster`; by default it waits. Not with a schedule.
+        devices_per_worker: as of `LocalCluster`, on the CPU; all workers, who take turns, have the
+            same ones.
 
     The entries of a schedule, mini-batches being numbered from 0 in the order of the data, on
     through all epochs::
@@ -390,7 +401,9 @@ class SimulatedCluster(Cluster):
         faults: Iterable[Fault] = (),
         worker_timeout_seconds: float = 60.0,
         late_after_seconds: float | None = None,
+        devices_per_worker: int = 1,
     ):
+        self.devices_per_worker = devices.checked(devices_per_worker)
         self.num_workers = integer("num_workers", num_workers, 1, below=_MOST_WORKERS + 1)
         self._num_shards = integer("num_shards", num_shards, 1, below=_MOST_SHARDS + 1)
         self._faults = checked_faults(faults, self.num_workers, self._num_shards)
@@ -411,7 +424,8 @@ class SimulatedCluster(Cluster):
             self._schedule = schedules.checked(schedule, self.num_workers)
         self._repr = (
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
-            f"network_seconds={network_seconds}, seed={seed})"
+            f"network_seconds={network_seconds}, seed={seed}"
+            f"{devices.shown(self.devices_per_worker)})"
         )
 
     def __repr__(self) -> str:
@@ -419,12 +433,15 @@ class SimulatedCluster(Cluster):
 
     def configure(self) -> None:
         _configure_process()
+        devices.prepare(self.devices_per_worker, 1)
 
     def shard_devices(self) -> list[str]:
         return [tf.config.list_logical_devices("CPU")[0].name] * self._num_shards
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
-        store = Store(self.shard_devices()[:1] * self.num_workers, self._num_shards)
+        names = [device.name for device in tf.config.list_logical_devices("CPU")]
+        of_parts = devices.of_parts(names, 1, self.devices_per_worker) * self.num_workers
+        store = Store([d[0] for d in of_parts], self._num_shards, part_devices=of_parts)
         store.may_be_late = self._late_after is not None
         scheduler = Scheduler(exchange, store.tasks, backup_after=self._late_after)
         if self._schedule is not None:

@@ -92,6 +92,22 @@ STRATEGIES = [
         ("staleness_scaling must be", '"inverse"', "callable"),
     ),
     integer("elastic averaging", elastic, "average_every", 1),
+    integer("ModelParallel", one(tf_dsgd.ModelParallel, {"a": 0}), "microbatches", 1),
+    Rule(
+        "a part is an integer of at least 0",
+        lambda value: tf_dsgd.ModelParallel({"a/.*": value}),
+        rule.not_integers(0),
+        [0, 1, np.int64(3)],
+        ("parts must map patterns to integers of at least 0", "Received: "),
+    ),
+    Rule(
+        "model_parallel is a ModelParallel or None",
+        downpour("model_parallel"),
+        rule.NOT_NUMBERS | rule.SEQUENCES | st.just({"a": 0}),
+        [tf_dsgd.ModelParallel({"a": 0}), None],
+        ("model_parallel must be a tf_dsgd.ModelParallel",),
+        error=TypeError,
+    ),
     Rule(
         "average_every is an integer of at least 1, or a function",
         averaging("average_every"),

@@ -64,6 +64,13 @@ CLUSTERS = [
     count("LocalCluster", tf_dsgd.LocalCluster, "num_workers", 1024, none=True),
     count("SimulatedCluster", argument("num_workers"), "num_workers", 100_000),
     count("SimulatedCluster", argument("num_shards"), "num_shards", 10_000),
+    count("SimulatedCluster", argument("devices_per_worker"), "devices_per_worker", 64),
+    count(
+        "LocalCluster",
+        lambda value: tf_dsgd.LocalCluster(1, devices_per_worker=value),
+        "devices_per_worker",
+        64,
+    ),
     *times("compute_seconds"),
     *times("network_seconds"),
     Rule(

@@ -118,6 +118,18 @@ def test_softsync_makes_an_update_for_every_c_gradients():
 
 
 @pytest.mark.slow
+def test_model_parallel_is_the_model_on_one_device():
+    """1,437 images in batches of 32 are 45 mini-batches an epoch, the last of 29."""
+    output = run_example("model_parallel.py", "--epochs", "4", "--microbatches", "3")
+    assert number(r"held-out accuracy ([\d.]+)", output) > 0.8
+    assert number(r"mini-batches (\d+)", output) == 4 * 45
+    assert number(r"largest difference ([\d.e+-]+)", output) < 1e-4
+    parts = dict(re.findall(r"^(\d) +CPU:\d +([\d,]+)", output, re.MULTILINE))
+    lower, upper = 65 * 96 + 97 * 96, 97 * 64 + 65 * 10
+    assert parts == {"0": f"{lower:,}", "1": f"{upper:,}"}
+
+
+@pytest.mark.slow
 def test_batch_methods_get_farther_than_adam_in_as_many_passes():
     output = run_example("batch_methods.py", "--iterations", "25")
     ours = number(r"lbfgs: \d+ passes, loss ([\d.]+)", output)

@@ -12,7 +12,10 @@ import pytest
 from tests.packaging import imports
 
 ROOMS = [
-    {"_requirements", "_tf", "_tf_earlier", "_tf_errors", "_tf_remote", "_tf_server", "_version"},
+    {
+        *("_requirements", "_tf", "_tf_earlier", "_tf_errors", "_tf_parts", "_tf_remote"),
+        *("_tf_server", "_version"),
+    },
     {"arithmetic", "checks", "console", "floods", "installed", "membership", "report", "resuming"},
     {"gpu", "places"},
     {"accumulators", "algorithm"},

@@ -127,10 +127,9 @@ class Parts:
         return merged(variable, base, self.store.num_workers, cells, together)
 
     def _copies_of(self, variable: Any) -> Replicated:
-        copies = variable.on_workers().copies
-        return self.store.replicate(
-            lambda m: copies[m].read_value(), dtype=variable.dtype, name="base"
-        )
+        own = variable.on_workers()
+        where = {"dtype": variable.dtype, "name": "base", "part": own.part}
+        return self.store.replicate(lambda m: own.copies[m].read_value(), **where)
 
     def shard_cell(
         self, shard: int, key: Any, shape: Sequence[int | None], dtype: tf.DType

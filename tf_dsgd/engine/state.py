@@ -39,6 +39,8 @@ class Replicated:
         self._was_lost = lost
         self._call = call
         self.copies: list[Any] = [None] * len(present)
+        self.part = 0
+        """On which part of each worker they are."""
         self._template: Any = None
         for m, here in enumerate(present):
             if here:
@@ -100,6 +102,8 @@ class Store:
 
     Args:
         worker_devices: where the workers are.
+        part_devices: of each worker the devices of its parts, if a replica is cut into parts; the
+            first one is where the worker is.
         num_shards: number of shards.
         tasks: the workers; if None they are all there, and made here.
         lost: called with a worker and the error that creating a variable there raised; tells
@@ -116,11 +120,14 @@ class Store:
         lost: Callable[[int, tf.errors.OpError], bool] = lambda worker, error: False,
         assemble: Callable[[], None] = lambda: None,
         call: Callable[[int, Callable[[], Any]], Any] = lambda worker, action: action(),
+        part_devices: Sequence[Sequence[str]] | None = None,
     ):
         self._was_lost = lost
         self._assemble = assemble
         self._call = call
         self.worker_devices = list(worker_devices)
+        parts = [[device] for device in worker_devices] if part_devices is None else part_devices
+        self.part_devices = [list(devices) for devices in parts]
         self.num_shards = num_shards
         self.tasks = [Task(m) for m in range(self.num_workers)] if tasks is None else list(tasks)
         self.present = [task.is_present for task in self.tasks]
@@ -151,23 +158,40 @@ class Store:
         return len(self.worker_devices)
 
     @property
+    def num_parts(self) -> int:
+        """Devices of each worker."""
+        return len(self.part_devices[0])
+
+    def part_of(self, handle: tf.Tensor) -> int | None:
+        """On which part the workers' variables are of which this is one's handle."""
+        replicated = self._by_handle.get(id(handle), (None, None))[1]
+        return None if replicated is None else replicated.part
+
+    @property
     def incarnations(self) -> list[int]:
         """Each worker's."""
         return [task.incarnation for task in self.tasks]
 
     def replicate(
-        self, value: Callable[[int], Any], *, dtype: Any = None, shape: Any = None, name: str
+        self,
+        value: Callable[[int], Any],
+        *,
+        dtype: Any = None,
+        shape: Any = None,
+        name: str,
+        part: int = 0,
     ) -> Replicated:
         """Creates a variable on every worker's device; worker m's is `value(m)`.
 
-        `value` is called again for a worker that comes later, or comes back.
+        `value` is called again for a worker that comes later, or comes back. Where a replica is cut
+        into parts, the variable is on the device of that part.
         """
 
         def make(m: int) -> tf.Variable | None:
             if not self.present[m]:
                 return None  # lost a moment ago
             try:
-                where = {"device": self.worker_devices[m], "name": name}
+                where = {"device": self.part_devices[m][part], "name": name}
                 return self._call(
                     m, lambda: _tf.make_variable(value(m), dtype=dtype, shape=shape, **where)
                 )
@@ -178,6 +202,7 @@ class Store:
                 return None
 
         replicated = Replicated(make, self.present, self._was_lost, self._call)
+        replicated.part = part
         self._all.append(replicated)
         self._note(replicated)
         if not any(self.present):
@@ -204,7 +229,7 @@ class Store:
         return self._cells[key]
 
     def kept_cell(
-        self, key: tuple[str, str, tf.DType], zeros: np.ndarray, shape: tf.TensorShape
+        self, key: tuple[str, str, tf.DType], zeros: np.ndarray, shape: tf.TensorShape, part: int
     ) -> Replicated:
         """As `cell`, for what a codec keeps; a worker that comes back begins with zeros."""
         name, weight, dtype = key
@@ -213,7 +238,7 @@ class Store:
 
         def make() -> Replicated:
             return self.replicate(
-                lambda m: begins.pop(m, zeros), dtype=dtype, shape=shape, name=name
+                lambda m: begins.pop(m, zeros), dtype=dtype, shape=shape, name=name, part=part
             )
 
         cell = self.cell(key, make)

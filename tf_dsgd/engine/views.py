@@ -39,16 +39,15 @@ class WorkerView:
         store = self._program.store
         key = (name, _tf.unique_id(weight), dtype)
         zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
+        copies = weight.on_workers()
+        where = {"dtype": dtype, "shape": shape, "name": name, "part": copies.part}
         if name in self._program.algorithm.codec.keeps:
-            return store.kept_cell(key, zeros, shape).template
+            return store.kept_cell(key, zeros, shape, copies.part).template
 
         def make() -> Replicated:
             if copy_weight:
-                copies = weight.on_workers().copies
-                return store.replicate(
-                    lambda m: copies[m].read_value(), dtype=dtype, shape=shape, name=name
-                )
-            return store.replicate(lambda _: zeros, dtype=dtype, shape=shape, name=name)
+                return store.replicate(lambda m: copies.copies[m].read_value(), **where)
+            return store.replicate(lambda _: zeros, **where)
 
         return store.cell(key, make).template
 

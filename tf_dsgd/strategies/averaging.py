@@ -12,7 +12,10 @@ from tf_dsgd.algorithms.averaging import SendWeights, Together, WeightedMean
 from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.optimizers import BlockMomentum
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 
 _POLICIES = ("average", "local", "reset")
 
@@ -77,6 +80,9 @@ class PeriodicAveragingStrategy(DistributedStrategy):
             `keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`, with AdamW compiled and
             `optimizer_state="local"`, is DiLoCo; `SGD(1.0)` is the plain mean. It is copied: see
             `strategy.outer_optimizer`. Its schedules follow mini-batches, too.
+        model_parallel: which layers are on which of each worker's devices, a
+            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
+            `devices_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -109,14 +115,17 @@ class PeriodicAveragingStrategy(DistributedStrategy):
         average_every: int | Callable[[int], int] = 16,
         optimizer_state: str = "average",
         outer_optimizer: keras.optimizers.Optimizer | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         one_of("optimizer_state", optimizer_state, _POLICIES)
         _check_outer(outer_optimizer)
+        cluster = model_parallels.checked(model_parallel, cluster)
         super().__init__(
             cluster,
             Algorithm(SendWeights(optimizer_state), _exchange(average_every), WeightedMean()),
             outer_optimizer,
         )
+        replica_parts.use(self, model_parallel)
         outer = self._optimizers.for_shards
         if isinstance(outer, BlockMomentum):
             outer.for_workers(self.num_workers)

@@ -12,6 +12,8 @@ from tf_dsgd.algorithm import Algorithm, Codec, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.checks import integer, one_of, positive_int, real
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     codec,
@@ -19,6 +21,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.tables import Rows
 
@@ -135,6 +138,9 @@ class DownpourStrategy(DistributedStrategy):
         compression: what a worker sends in place of a message's tensors: a codec of
             `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. What is
             fetched travels as it is (but for `Cast`).
+        model_parallel: which layers are on which of each worker's devices, a
+            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
+            `devices_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -172,6 +178,7 @@ class DownpourStrategy(DistributedStrategy):
         sparse: str = "dense",
         placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         messages = codec(compression, wire_dtype)
@@ -198,7 +205,9 @@ class DownpourStrategy(DistributedStrategy):
                 'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
                 "the two out."
             )
+        cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        replica_parts.use(self, model_parallel)
         self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

@@ -8,7 +8,10 @@ from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.algorithms.elastic import Elastic, KeepWeights
 from tf_dsgd.checks import positive_int, real
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 
 
 class ElasticAveragingStrategy(DistributedStrategy):
@@ -45,6 +48,9 @@ class ElasticAveragingStrategy(DistributedStrategy):
         average_every: tau, mini-batches of one worker between forces; at least 1.
         elasticity: a, the paper's alpha = eta rho; above 0 and below 1; None for 0.9 / M with M
             workers, the paper's choice of beta = M a = 0.9.
+        model_parallel: which layers are on which of each worker's devices, a
+            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
+            `devices_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -71,12 +77,19 @@ class ElasticAveragingStrategy(DistributedStrategy):
     """
 
     def __init__(
-        self, cluster: Any = None, *, average_every: int = 16, elasticity: float | None = None
+        self,
+        cluster: Any = None,
+        *,
+        average_every: int = 16,
+        elasticity: float | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         every = positive_int("average_every", average_every)
         share = None if elasticity is None else _elasticity(elasticity)
         rules = Algorithm(KeepWeights(), Periods(every, every), Elastic(share))
+        cluster = model_parallels.checked(model_parallel, cluster)
         super().__init__(cluster, rules)
+        replica_parts.use(self, model_parallel)
 
 
 def _elasticity(value: Any) -> float:

@@ -35,7 +35,9 @@ class Extended(_tf.StrategyExtended):
         with strategy.engine.explained():
             with tf.device(strategy.shard_devices[shard]):
                 primary = create(**kwargs)
-            return strategy.adopt(primary, shard)
+            variable = strategy.adopt(primary, shard)
+            variable.beside = beside
+            return variable
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(colocate_with_variable, (ReplicaVariable, tables.SplitTable)):

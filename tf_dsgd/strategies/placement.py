@@ -1,4 +1,4 @@
-"""On which shard a variable is, and what each shard holds."""
+"""On which shard a variable is, what each shard holds, and which part of a worker has what."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.strategies.parts_table import PartsTable
 from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.variable import ReplicaVariable
 
@@ -23,13 +24,19 @@ class ShardInfo:
 
 
 class Placement:
-    """Balances the shards by bytes."""
+    """Balances the shards by bytes. Called, it gives the table of `model_parallel`'s parts."""
 
     def __init__(self, num_shards: int):
         self.split = Patterns(None)
         """Which tables are split by rows."""
+        self.parts: Any = None
+        """What lays replicas over several devices, a `ReplicaParts`; None for one."""
         self._bytes = [0] * num_shards
         self._variables = [0] * num_shards
+
+    def __call__(self) -> PartsTable:
+        """Which layers are on which part of each worker, and what goes between the parts."""
+        return PartsTable((), ()) if self.parts is None else self.parts.table()
 
     def place(self, beside: Any, synchronization: Any) -> int:
         """The shard for a new variable: a slot's beside its weight, a weight's the lightest."""

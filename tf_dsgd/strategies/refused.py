@@ -43,6 +43,13 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
             "changes. "
             f"Received: compression={given['compression']!r}."
         )
+    if "model_parallel" in given and "model_parallel" not in taken and not open_ended:
+        raise TypeError(
+            f"{name} has no argument 'model_parallel': its workers have no replica that could be "
+            "laid over several devices, or need the gradient of all data. Use "
+            "tf_dsgd.DownpourStrategy, SoftsyncStrategy, PeriodicAveragingStrategy or "
+            f"ElasticAveragingStrategy. Received: model_parallel={given['model_parallel']!r}."
+        )
     for wrong in () if open_ended else given.keys() - taken.keys():
         near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
         near = near or [name for name in taken if name.startswith(f"{wrong}_")]

@@ -11,6 +11,8 @@ from tf_dsgd.algorithm import Algorithm, Codec
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
 from tf_dsgd.checks import one_of, positive_int
+from tf_dsgd.strategies import model_parallel as model_parallels
+from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     codec,
@@ -18,6 +20,7 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.model_parallel import ModelParallel
 from tf_dsgd.strategies.splitting import Patterns
 from tf_dsgd.strategies.tables import Rows
 
@@ -83,6 +86,9 @@ class SoftsyncStrategy(DistributedStrategy):
         compression: what a worker sends in place of a message's tensors: a codec of
             `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. A
             collection is a sum of what was decoded.
+        model_parallel: which layers are on which of each worker's devices, a
+            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
+            `devices_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -115,6 +121,7 @@ class SoftsyncStrategy(DistributedStrategy):
         sparse: str = "dense",
         placement: Mapping[str, Rows] | str | None = None,
         compression: Codec | None = None,
+        model_parallel: ModelParallel | None = None,
     ):
         lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
         count = positive_int("gradients_per_update", gradients_per_update)
@@ -123,7 +130,9 @@ class SoftsyncStrategy(DistributedStrategy):
         server = CollectGradients(count, scaling)
         split = Patterns(placement)
         local, messages = AccrueGradient(rate=0.0), codec(compression)
+        cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
+        replica_parts.use(self, model_parallel)
         self.placement.split = split
         self._optimizers.lazy = lazy
         check_staleness_factor(staleness_scaling, scaling)

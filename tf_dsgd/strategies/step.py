@@ -64,7 +64,9 @@ class TracedStep:
         if algorithm.local.shares_weights:
             for optimizer in optimizers:
                 check_adds(optimizer)
-        self._trace(call)
+        parts = steps.distribute_strategy.placement.parts
+        self._laid = None if parts is None else parts.step(call, model, optimizers)
+        self._trace(self._laid or call)
         check_codec(algorithm.codec, self.applications)
         if algorithm.local.shares_weights:
             check_added_to(self.applications)
@@ -74,7 +76,7 @@ class TracedStep:
             for variable in sparse:
                 variable.no_copy = True
             self._worker = Trace("worker", compiled=self.compiled)
-            self._trace(call)
+            self._trace(self._laid or call)
 
     def _sparse_weights(self) -> list[ReplicaVariable]:
         return [v for v, sparse in zip(self.weights, self.sparse, strict=True) if sparse]
@@ -109,6 +111,8 @@ class TracedStep:
             self.function = tf.function(
                 body, autograph=False, jit_compile=self.compiled or None
             ).get_concrete_function(self.element_spec)
+        if self._laid is not None:
+            self._laid.traced(self.function)
         for optimizer in self._optimizers:
             for variable in _tf.own_scalars(optimizer):
                 if isinstance(variable, ReplicaVariable):
@@ -214,6 +218,8 @@ class TracedStep:
 
     def on_worker(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` in a replica context in which variables are the worker's."""
+        if self._laid is not None:
+            self._laid.lay_rule()
         with tracing(self._worker):
             return self._run(fn)
 

@@ -66,6 +66,7 @@ class Part:
     trainable = True
     momentum = None
     kind = Kind.WEIGHT
+    part = 0
 
     def __init__(self, table: SplitTable, shard: int, primary: tf.Variable):
         self.table = table

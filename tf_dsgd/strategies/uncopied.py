@@ -8,6 +8,8 @@ import tensorflow as tf
 class NoCopy:
     """Its shape. What is written there is dropped."""
 
+    part = 0
+
     def __init__(self, primary: tf.Variable, name: str):
         self.name = name
         self.shape = primary.shape

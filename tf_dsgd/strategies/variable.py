@@ -77,6 +77,8 @@ class Trace:
         """What is read in place of variables, by their ids."""
         self.rewritten: set[int] = set()
         """Variables written otherwise than row by row."""
+        self.part: int | None = None
+        """While a layer is traced that was placed on a part of the worker: which."""
         self.view: Any = None
         """While an optimizer's update of some rows is traced: those rows."""
 
@@ -159,6 +161,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.layer: Any = None
         """The BatchNormalization whose moving statistic it is."""
         self.copies: Replicated | None = None
+        self.part: int | None = None
+        """On which part of a worker its copy is; None until that is known."""
+        self.beside: Any = None
+        """Of an optimizer's slot: the weight that it is of."""
         self.first: Any = None
         """Of an optimizer's variable, where it runs on workers: what it was created with."""
         self._restored: np.ndarray | None = None
@@ -229,9 +235,20 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                     now = first[0] if first else primary.numpy()
                     return _initial(now, kind, own, m, store.incarnations[m])
 
-                self.copies = store.replicate(value, dtype=self.dtype, name="copy")
+                self.part = self._part_of_copies()
+                where = {"dtype": self.dtype, "name": "copy", "part": self.part}
+                self.copies = store.replicate(value, **where)
                 first.clear()
         return self.copies
+
+    def _part_of_copies(self) -> int:
+        """That of its layer, of the layer that is traced, or, of a slot, of its weight."""
+        if self.part is not None:
+            return self.part
+        if isinstance(self.beside, ReplicaVariable):
+            return self.beside.on_workers().part
+        part = None if _current.trace is None else _current.trace.part
+        return 0 if part is None else part
 
     @property
     def momentum(self) -> float | None:
@@ -244,9 +261,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """How often each worker assigned it since it sent it; of a moving statistic."""
         store = self.distribute_strategy.engine.store
         key = "times", _tf.unique_id(self.primary)
-        return store.cell(
-            key, lambda: store.replicate(lambda _: np.int64(0), dtype=tf.int64, name="times")
-        )
+        where = {"dtype": tf.int64, "name": "times", "part": self.on_workers().part}
+        return store.cell(key, lambda: store.replicate(lambda _: np.int64(0), **where))
 
     def restore_on_shards(self, value: np.ndarray) -> None:
         """Sets what shards have of it; waits for nobody, as is right while a step is traced."""

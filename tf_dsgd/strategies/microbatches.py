@@ -1,0 +1,135 @@
+"""A mini-batch in pieces, which flow through the parts of a replica one behind the other.
+
+Nothing says when a part takes up which piece: each operation runs when its inputs are there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tf_dsgd import _tf
+from tf_dsgd.arithmetic import Gradient
+
+_WEIGHTED = "microbatches={} takes the mean over pieces, weighted by their examples"
+
+
+def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
+    """Raises a ValueError if gradients of pieces would not add up to those of the mini-batch."""
+    if number == 1:
+        return
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            raise ValueError(
+                f"{_WEIGHTED.format(number)}, and "
+                f"the loss {loss.name!r} is no mean over examples. Use "
+                'reduction="sum_over_batch_size", or microbatches=1. Received: '
+                f"reduction={reduction!r}."
+            )
+    for layer in layers:
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise ValueError(
+                f"{_WEIGHTED.format(number)}, and "
+                f"the activity_regularizer of {layer.name!r} is a sum over them. Leave it out, or "
+                "use microbatches=1."
+            )
+
+
+def in_pieces(
+    call: Callable[[Any], Any], batch: Any, number: int, optimizers: Iterable[Any]
+) -> Any:
+    """Runs `call`, a step, on pieces of a batch; gives what it gave for the last one.
+
+    The optimizers in it apply once, the mean of the pieces' gradients.
+    """
+    if number == 1:
+        return call(batch)
+    pieces, shares = _cut(batch, number)
+    optimizers = list(optimizers)
+    taken: list[list[tuple[Any, list[Any], Any]]] = []
+    for piece in pieces:
+        noted: list[tuple[Any, list[Any], Any]] = []
+        taken.append(noted)
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers:
+
+                def note(
+                    gradients: Any,
+                    variables: Any = None,
+                    _optimizer: Any = optimizer,
+                    _noted: list[Any] = noted,
+                ) -> None:
+                    variables = None if variables is None else list(variables)
+                    _noted.append((_optimizer, list(gradients), variables))
+
+                stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+            outputs = call(piece)
+    for applications in zip(*taken, strict=True):
+        optimizer, _, variables = applications[0]
+        of_weights = zip(*(gradients for _, gradients, _ in applications), strict=True)
+        optimizer.apply([_mean(of_one, shares) for of_one in of_weights], variables)
+    return outputs
+
+
+def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
+    """Pieces of a batch, and of the examples the share that is in each."""
+    flat = tf.nest.flatten(batch)
+    tensors = [x for x in flat if x is not None]
+    for tensor in tensors:
+        if isinstance(tensor, tf.SparseTensor) or tensor.shape.rank == 0:
+            raise ValueError(
+                f"microbatches={number} cuts each tensor of a mini-batch along its first axis. "
+                f"Received: {tensor!r}."
+            )
+    static = tensors[0].shape[0]
+    if static is not None and static < number:
+        raise ValueError(
+            f"microbatches={number} cuts a mini-batch in as many pieces. Received: mini-batches of "
+            f"{static} examples."
+        )
+    if static is not None:
+        bounds: list[Any] = [i * static // number for i in range(number + 1)]
+        size: Any = static
+    else:
+        size = tf.shape(tensors[0])[0] if isinstance(tensors[0], tf.Tensor) else tensors[0].nrows()
+        enough = tf.debugging.assert_greater_equal(
+            size,
+            tf.cast(number, size.dtype),
+            f"microbatches={number} cuts a mini-batch in as many pieces, and this one has fewer "
+            "examples. Use a batch_size that leaves more for the last one, or drop_remainder=True.",
+        )
+        with tf.control_dependencies([enough]):
+            size = tf.identity(size)
+        bounds = [i * size // number for i in range(number + 1)]
+    pieces, shares = [], []
+    for first, end in itertools.pairwise(bounds):
+        cut = [None if x is None else x[first:end] for x in flat]
+        pieces.append(tf.nest.pack_sequence_as(batch, cut))
+        shares.append(tf.cast(end - first, tf.float64) / tf.cast(size, tf.float64))
+    return pieces, shares
+
+
+def _mean(gradients: Sequence[Gradient | None], shares: Sequence[tf.Tensor]) -> Gradient | None:
+    found = [(g, share) for g, share in zip(gradients, shares, strict=True) if g is not None]
+    if not found:
+        return None
+    weighted = [_times(g, tf.cast(share, g.dtype)) for g, share in found]
+    if not isinstance(weighted[0], tf.IndexedSlices):
+        return tf.add_n(weighted)
+    return tf.IndexedSlices(
+        tf.concat([g.values for g in weighted], 0),
+        tf.concat([g.indices for g in weighted], 0),
+        weighted[0].dense_shape,
+    )
+
+
+def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
