@@ -11,9 +11,9 @@ As in `_tf`, each private name says why it is needed.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import gc
-import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,34 +37,67 @@ _KERAS = {
 }
 
 
+_connections = 0
+
+
+def connections() -> int:
+    """How often this process has connected: what was traced before is of other devices."""
+    return _connections
+
+
 def keep_assignable(connect: Callable[[], None]) -> None:
     """Connects, and has what was made before take assignments as ever.
 
     Keras's models are traced anew where they are used next. Other functions that were traced
-    before, and assign, are told of in a warning.
+    before, and assign, are told of in a warning. A strategy of this package that was made before
+    has too many of them, and refuses to go on (`engine.base`).
     """
+    global _connections
     gc.unfreeze()  # what is frozen is not found; see `transport.ending`
-    variables = _living(_Variable)
+    variables = [v for v in _living(_Variable) if not type(v).__module__.startswith("tf_dsgd.")]
     for model in _living(keras.Model) if variables else ():
-        for traced in ("train_function", "test_function", "predict_function"):
-            setattr(model, traced, None)  # Keras makes it where it is None
+        for kind in ("train", "test", "predict"):
+            _trace_anew(model, kind)
     gc.collect()  # graphs are in cycles
-    losing = sorted(
-        {_root(graph).name for graph in _living(_FuncGraph) if _assigns(graph)} - _KERAS
-    )
-    gc.freeze()
-    connect()
+    losing = {_root(graph).name for graph in _living(_FuncGraph) if _assigns(graph)} - _KERAS
     for variable in variables:
-        variable.assign = types.MethodType(_assign, variable)
-        # What a checkpoint calls, with this name. TF 2.21.
-        variable._restore_from_tensors = functools.partial(_restore, variable)
-    if losing:
-        logging.warning(
-            "tf_dsgd: functions that were traced before the strategy was made assign to variables, "
-            "and TensorFlow loses what they assign from now on: %s. Make the strategy first, or "
-            "make these functions anew by tf.function.",
-            ", ".join(sorted(losing)),
-        )
+        _wrap(weakref.ref(variable))
+    del variables
+    gc.freeze()
+    _connections += 1
+    try:
+        connect()
+    finally:  # also if it fails: TensorFlow may have made the devices by then
+        if losing:
+            logging.warning(
+                "tf_dsgd: functions that were traced before the strategy was made assign to "
+                "variables, and TensorFlow loses what they assign from now on: %s. Make the "
+                "strategy first, or make these functions anew by tf.function.",
+                ", ".join(sorted(losing)),
+            )
+
+
+def _trace_anew(model: keras.Model, kind: str) -> None:
+    """Has a model make a function that it has when it is called next, in a running `fit`, too."""
+    if getattr(model, f"{kind}_function", None) is None:
+        return
+    itself = weakref.ref(model)
+
+    def again(iterator: Any) -> Any:
+        model = itself()
+        getattr(model, f"make_{kind}_function")(force=True)
+        return getattr(model, f"{kind}_function")(iterator)
+
+    with contextlib.suppress(AttributeError):  # a model of its own kind that has it read only
+        setattr(model, f"{kind}_function", again)
+
+
+def _wrap(itself: Callable[[], Any]) -> None:
+    """Has a variable assigned by slices. By a weak reference, as it is to be freed as ever."""
+    variable = itself()
+    variable.assign = lambda *args, **options: _assign(itself(), *args, **options)
+    # What a checkpoint calls, with this name. TF 2.21.
+    variable._restore_from_tensors = lambda tensors: _restore(itself(), tensors)
 
 
 def _living(kind: type) -> list[Any]:
@@ -104,6 +137,13 @@ def _assign(
             f"{variable.name} has shape {variable.shape}, and is assigned a value of shape "
             f"{value.shape}."
         )
+    if not variable.shape.is_fully_defined():  # a slice would be filled, by repeating
+        message = f"{variable.name} was made before the strategy: its shape cannot change any more"
+        checked = tf.debugging.assert_equal(
+            tf.shape(value), tf.shape(variable.read_value()), message=message
+        )
+        with tf.control_dependencies([] if checked is None else [checked]):
+            value = tf.identity(value)
     assigned = tf.raw_ops.ResourceStridedSliceAssign(
         ref=variable.handle,
         begin=[0],

@@ -99,6 +99,8 @@ def test_what_was_made_before_the_strategy_stays_usable():
         "model": True,
         "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
         "assigned": [5.0, [5.0, 6.0]],
+        "refused": "This strategy was made before another one connected this process ",
+        "freed": True,
         "restored": [5.0, 6.0],
     }, log(process)
     (warned,) = [line for line in process.lines if "traced before the strategy" in line]

@@ -30,6 +30,7 @@ LAUNCH = "tf_dsgd.launch"
 _PR_SET_PDEATHSIG = 1
 _STDIO = 3
 _BYTES = 1 << 20  # of a request
+_FORK_SECONDS = 150.0  # the parent imports TensorFlow before the first one
 _START_THREADS = ("pandas", "pyarrow")  # as they are imported
 
 
@@ -40,6 +41,7 @@ class Popen(subprocess.Popen):
         _, _, _, stdin, _, _, stdout, _, stderr, *_ = others
         assert min(stdin, stdout, stderr) >= 0 and not pass_fds, "pipes for all three"
         self._exit_code, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._exit_code.settimeout(_FORK_SECONDS)
         with theirs:
             asked = {"argv": args, "env": env, "cwd": os.fspath(cwd)}
             _send(_parent(), asked, [stdin, stdout, stderr, theirs.fileno()])
@@ -210,6 +212,7 @@ def _become(asked, fds):
     while argv[0] == "-W":  # error::UserWarning, say
         action, _, category = argv[1].split(":")
         warnings.filterwarnings(action, category=getattr(builtins, category))
+        sys.warnoptions.append(argv[1])  # for what it starts
         argv = argv[2:]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115, they live as long as the process
     out = open(1, "wb", 0 if unbuffered else -1, closefd=False)  # noqa: SIM115

@@ -4,7 +4,6 @@ Outside witnesses: an integer for each example counts how often it was trained o
 shards applied; for a constant gradient and SGD of rate 1 each weight is minus the mini-batches.
 """
 
-import itertools
 import os
 
 import keras
@@ -65,13 +64,17 @@ CASES += [(name, 1) for name in ("downpour_3_5", "softsync", "averaging", "elast
 def of_all_cases(ways):
     """Rows (configuration, shards, way): each value of each once, or where asked for, all.
 
-    Every other one is in the fast tier.
+    Of these each family of strategies, and each value of the others, is in the fast tier.
     """
     rows = [(*case, way) for case in CASES for way in ways]
     if not os.environ.get("TF_DSGD_LONG"):
         rows = [rows[n] for n in covering.cover(rows, 1)]
-    marks = itertools.cycle(([], pytest.mark.slow))
-    return [pytest.param(*row, marks=mark) for row, mark in zip(rows, marks, strict=False)]
+    families = [(name.partition("_")[0], shards, way) for name, shards, way in rows]
+    fast = covering.cover(families, 1)
+    return [
+        pytest.param(*row, marks=[] if n in fast else pytest.mark.slow)
+        for n, row in enumerate(rows)
+    ]
 
 
 def train_under(script, configuration, shards):

@@ -163,7 +163,7 @@ def test_sparse_and_dense_gradients_give_the_same_weights(push_every, fetch_ever
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.thin
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 def test_a_collection_of_sparse_gradients_gives_the_same_weights(scaling, optimizer):

@@ -235,12 +235,10 @@ def test_another_schedule_is_refused(scheduled, other, tmp_path):
         Run("downpour_3_5", tmp_path / "on", scheduled.checkpoint(2), order=other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "save_freq"),
     [
-        pytest.param("averaging", 5, marks=pytest.mark.slow),
-        ("averaging", 7),
+        *(pytest.param("averaging", n, marks=pytest.mark.slow) for n in (5, 7)),
         ("downpour_bounded", 3),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd import _tf_earlier
 from tf_dsgd.console import say
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
@@ -57,6 +58,7 @@ class Engine(abc.ABC):
         """What each shard had counted then beyond that, by errors that ended training."""
         self._program: Program | None = None
         self._stream: Any = None
+        self._connections = _tf_earlier.connections()
 
     # -- what the engines differ in -----------------------------------------------------------
 
@@ -174,6 +176,13 @@ class Engine(abc.ABC):
 
     def _switch(self, program: Program, stream: Any) -> None:
         """From here on workers run this program, on batches of this source."""
+        if self._connections != _tf_earlier.connections():
+            raise RuntimeError(
+                "This strategy was made before another one connected this process to a cluster: "
+                "TensorFlow has made its devices anew since, and would lose what the functions of "
+                "this strategy assign. Its model can still be read, and saved. Make the strategy "
+                "and the model anew."
+            )
         if program is not self._program or stream is not self._stream:
             self.settle()
             self._release_stream()

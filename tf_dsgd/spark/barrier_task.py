@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -31,6 +32,8 @@ LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
 ASK_SECONDS = 10.0
 """After which the driver answers that training is not over."""
+SILENT_SECONDS = 60.0
+"""After which a driver that no connection reaches counts as gone."""
 LAST_BYTES = 4000
 """Of what a process wrote, in the error that its end is."""
 PARENT_FD = "TF_DSGD_PARENT_FD"  # as in tf_dsgd.resuming, which a task need not import
@@ -171,13 +174,20 @@ class Waiting(threading.Thread):
 
     def run(self) -> None:
         asked = {"do": "wait", "attempt": self._attempt, "seconds": ASK_SECONDS}
-        ended = False
-        try:
-            while not ended:
+        ended, answered = False, time.monotonic()
+        while not ended:
+            try:
                 answer = frames.ask(self._cluster.driver, self._cluster.token, asked)
-                ended = answer.header["ended"]
-        except Exception as error:  # raised where the process is watched
-            self.error = error
+            except OSError as error:  # one connection that failed is no end of the driver
+                if time.monotonic() - answered > SILENT_SECONDS:
+                    self.error = error
+                    return
+                time.sleep(LOOK_SECONDS)  # a daemon's, which nobody waits for
+            except Exception as error:  # raised where the process is watched
+                self.error = error
+                return
+            else:
+                ended, answered = answer.header["ended"], time.monotonic()
 
 
 class Child:
@@ -229,7 +239,8 @@ class Child:
             readable, _, _ = select.select([pipe], [], [], 0.0 if ended else LOOK_SECONDS)
             if readable:
                 part = os.read(pipe.fileno(), 1 << 16)
-                if not part:
+                if not part:  # it has ended, or writes elsewhere
+                    self.process.wait()
                     return
                 self._written = (self._written + part)[-LAST_BYTES:]
                 yield part

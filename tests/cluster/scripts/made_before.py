@@ -1,7 +1,9 @@
 """A chief that used TensorFlow before it made a strategy: what it made stays usable."""
 
+import gc
 import json
 import tempfile
+import weakref
 
 import keras
 import numpy as np
@@ -48,6 +50,12 @@ used.fit(x, 6.0 * x, batch_size=8, verbose=0, shuffle=False)  # is traced
 begun = used.get_weights()
 checkpoint = tf.train.Checkpoint(of=scale_of["vector"])
 assigning(tf.constant(4.0))
+freed = tf.Variable(1.0)
+local = tf_dsgd.DownpourStrategy(tf_dsgd.SimulatedCluster(2))
+with local.scope():
+    under_local = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    under_local.compile("sgd", "mse")
+under_local.fit(x, x, verbose=0)
 first = float(plain.predict(x[-1:], verbose=0)[0, 0])
 
 strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster())
@@ -57,6 +65,13 @@ with strategy.scope():
 loss = model.fit(data, epochs=20, verbose=0).history["loss"]
 model.fit(x, 6.0 * x, batch_size=4, verbose=0)
 
+try:
+    under_local.fit(x, x, verbose=0)
+    refused = ""
+except RuntimeError as error:
+    refused = str(error)
+freed = weakref.ref(freed)
+gc.collect()
 scale.assign_add(1.0)
 scale_of["scalar"].assign(5.0)
 scale_of["vector"].assign([5.0, 6.0])
@@ -83,6 +98,8 @@ print(
             "model": float(plain.predict(x[-1:], verbose=0)[0, 0]) == first,
             "weights": scale.device,
             "assigned": assigned,
+            "refused": refused[:65],
+            "freed": freed() is None,
             "restored": scale_of["vector"].numpy().tolist(),
         }
     ),
