@@ -6,8 +6,9 @@ Nothing says when a part takes up which piece: each operation runs when its inpu
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -42,39 +43,62 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
 
 
 def in_pieces(
-    call: Callable[[Any], Any], batch: Any, number: int, optimizers: Iterable[Any]
+    call: Callable[[Any], Any],
+    batch: Any,
+    number: int,
+    optimizers: Iterable[Any],
+    of_keras: Any = None,
 ) -> Any:
     """Runs `call`, a step, on pieces of a batch; gives what it gave for the last one.
 
     The optimizers in it apply once, the mean of the pieces' gradients.
+
+    Args:
+        call: the step.
+        batch: of which pieces are made.
+        number: of pieces.
+        optimizers: that the step may apply.
+        of_keras: where the step is Keras's own, its optimizer. It scales the loss once, and nothing
+            else, so that pieces are weighted by numbers and not gradient by gradient.
     """
     if number == 1:
         return call(batch)
     pieces, shares = _cut(batch, number)
     optimizers = list(optimizers)
-    taken: list[list[tuple[Any, list[Any], Any]]] = []
-    for piece in pieces:
-        noted: list[tuple[Any, list[Any], Any]] = []
-        taken.append(noted)
+    taken = []
+    for piece, share in zip(pieces, shares, strict=True):
         with contextlib.ExitStack() as stack:
-            for optimizer in optimizers:
-
-                def note(
-                    gradients: Any,
-                    variables: Any = None,
-                    _optimizer: Any = optimizer,
-                    _noted: list[Any] = noted,
-                ) -> None:
-                    variables = None if variables is None else list(variables)
-                    _noted.append((_optimizer, list(gradients), variables))
-
-                stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+            noted = stack.enter_context(_noting(optimizers))
+            if of_keras is not None:
+                weighted = functools.partial(_weighted, of_keras.scale_loss, share)
+                stack.enter_context(_tf.method_replaced(of_keras, "scale_loss", weighted))
             outputs = call(piece)
+        taken.append(noted)
     for applications in zip(*taken, strict=True):
         optimizer, _, variables = applications[0]
         of_weights = zip(*(gradients for _, gradients, _ in applications), strict=True)
-        optimizer.apply([_mean(of_one, shares) for of_one in of_weights], variables)
+        factors = [None if of_keras is not None else share for share in shares]
+        optimizer.apply([_sum(of_one, factors) for of_one in of_weights], variables)
     return outputs
+
+
+def _weighted(scale: Callable[[Any], Any], share: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+    return scale(loss * tf.cast(share, loss.dtype))
+
+
+@contextlib.contextmanager
+def _noting(optimizers: Iterable[Any]) -> Iterator[list[tuple[Any, list[Any], Any]]]:
+    """Within, `apply` adds to the list that is given (optimizer, gradients, variables)."""
+    noted: list[tuple[Any, list[Any], Any]] = []
+    with contextlib.ExitStack() as stack:
+        for optimizer in optimizers:
+
+            def note(gradients: Any, variables: Any = None, _optimizer: Any = optimizer) -> None:
+                variables = None if variables is None else list(variables)
+                noted.append((_optimizer, list(gradients), variables))
+
+            stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+        yield noted
 
 
 def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
@@ -115,17 +139,20 @@ def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
     return pieces, shares
 
 
-def _mean(gradients: Sequence[Gradient | None], shares: Sequence[tf.Tensor]) -> Gradient | None:
-    found = [(g, share) for g, share in zip(gradients, shares, strict=True) if g is not None]
+def _sum(
+    gradients: Sequence[Gradient | None], factors: Sequence[tf.Tensor | None]
+) -> Gradient | None:
+    """The sum of gradients, each times its factor, if that is not None."""
+    pairs = zip(gradients, factors, strict=True)
+    found = [g if f is None else _times(g, tf.cast(f, g.dtype)) for g, f in pairs if g is not None]
     if not found:
         return None
-    weighted = [_times(g, tf.cast(share, g.dtype)) for g, share in found]
-    if not isinstance(weighted[0], tf.IndexedSlices):
-        return tf.add_n(weighted)
+    if not isinstance(found[0], tf.IndexedSlices):
+        return tf.add_n(found)
     return tf.IndexedSlices(
-        tf.concat([g.values for g in weighted], 0),
-        tf.concat([g.indices for g in weighted], 0),
-        weighted[0].dense_shape,
+        tf.concat([g.values for g in found], 0),
+        tf.concat([g.indices for g in found], 0),
+        found[0].dense_shape,
     )
 
 

@@ -66,7 +66,9 @@ class ReplicaParts:
             )
         layers = laid_out(model, self.value, self.store.num_parts)
         microbatches.check(model, [layered.layer for layered in layers], self.value.microbatches)
-        self._latest = LaidStep(self, call, layers, optimizers)
+        own = type(model).train_step is keras.Model.train_step
+        of_keras = model.optimizer if own else None
+        self._latest = LaidStep(self, call, layers, optimizers, of_keras)
         return self._latest
 
     def say_once(self, unplaced: Sequence[str]) -> None:
@@ -100,6 +102,7 @@ class LaidStep:
         call: the step, of a batch.
         layers: of its model.
         optimizers: that the step may apply.
+        of_keras: where the step is Keras's own, its optimizer.
     """
 
     def __init__(
@@ -108,11 +111,13 @@ class LaidStep:
         call: Callable[[Any], Any],
         layers: Sequence[Layered],
         optimizers: Any,
+        of_keras: Any,
     ):
         self._parts = parts
         self._call = call
         self.layers = list(layers)
         self._optimizers = optimizers
+        self._of_keras = of_keras
         self._found: dict[int, int] = {}
         """Of layers that no pattern matched, by their ids: the part of their inputs."""
         self.edges: list[Edge] = []
@@ -126,7 +131,12 @@ class LaidStep:
     def __call__(self, batch: Any) -> Any:
         number = self._parts.value.microbatches
         in_pieces = functools.partial(
-            microbatches.in_pieces, self._call, batch, number, self._optimizers
+            microbatches.in_pieces,
+            self._call,
+            batch,
+            number,
+            self._optimizers,
+            self._of_keras,
         )
         if self._parts.store.num_parts == 1:
             return in_pieces()

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_dsgd
 from tests.equivalence import twin
@@ -144,6 +145,29 @@ def test_microbatches_of_rows_and_of_several_tensors():
     for name in ("embedding", "several"):
         make, data, parts = models.SPLITS[name]
         twin.assert_same_as_plain(make, downpour(parts, microbatches=3), *data())
+
+
+class OwnStep(keras.Model):
+    """Scales no loss; its losses are metrics of the last piece."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
+        return self.get_metrics_result()
+
+
+def test_microbatches_of_a_step_of_ones_own():
+    def make():
+        x = keras.Input((5,))
+        hidden = keras.layers.Dense(6, "tanh", name="a")(x)
+        return models.compiled(OwnStep(x, keras.layers.Dense(1, name="c")(hidden)))
+
+    strategy = downpour({"a": 0, "c": 1}, microbatches=3)
+    twin.assert_same_as_plain(make, strategy, *models.vectors())
 
 
 def test_a_state_goes_on_with_another_split():
