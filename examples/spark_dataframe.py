@@ -78,6 +78,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--epochs", type=int, default=5, help="at least 2")
     options = parser.parse_args()
+    if options.rows < 1 or options.epochs < 2:
+        parser.error("--rows must be at least 1, and --epochs at least 2: the first one traces")
 
     spark = SparkSession.builder.master(f"local[{WORKERS + 2}]").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -4,6 +4,8 @@ The witness is a count: a worker adds one to its own for every mini-batch that i
 shards' ledger says how many these were.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -112,6 +114,31 @@ def test_saved_in_the_middle_and_restored_is_as_if_nothing_had_been_between(tmp_
     assert float(second.w) == float(first.w) < -21.0
     trails = [loop.strategy.experimental_local_results(loop.trail) for loop in (first, second)]
     np.testing.assert_array_equal(*trails)
+
+
+@pytest.mark.skipif(helpers.ON_CLUSTER, reason="simulated")
+def test_metrics_are_restored_too():
+    def made():
+        strategy = tf_dsgd.DownpourStrategy(CLUSTERS["simulated_3"]())
+        with strategy.scope():
+            weight, tickets = tf.Variable(0.0), keras.metrics.Sum()
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([weight])
+
+        def step(ticket):
+            tickets.update_state(ticket)
+            optimizer.apply([tf.constant(1.0)], [weight])
+
+        step = tf.function(functools.partial(strategy.run, step))
+        for ticket in strategy.experimental_distribute_dataset(tf.data.Dataset.range(10)):
+            step(args=(ticket,))
+        return strategy, tickets
+
+    first, of_first = made()
+    second, of_second = made()
+    of_second.reset_state()
+    second.restore(first.state(held=()))
+    assert float(of_second.result()) == float(of_first.result()) == sum(range(10))
 
 
 @pytest.mark.skipif(helpers.ON_CLUSTER, reason="simulated")

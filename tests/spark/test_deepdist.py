@@ -155,7 +155,20 @@ def test_errors_of_the_users_functions_end_training(spark):
             d.train(rows(spark, 2), gradient, fails)
         with pytest.raises(Exception, match="gradient has returned nothing for partition 0"):
             d.train(rows(spark, 1), lambda model, rows: None, descent)
+        with pytest.raises(Exception, match="gradient has returned nothing for partition 0"):
+            d.train(rows(spark, 1), lambda model, rows: {}, descent)
+        with pytest.raises(Exception, match=r"not of numbers for partition 0: 'w' is 'x'"):
+            d.train(rows(spark, 1), lambda model, rows: {"w": "x"}, descent)
+        with pytest.raises(RuntimeError, match="in a with statement already"), d:
+            pass
         assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+def test_an_update_that_is_too_large_is_named(spark):
+    distributed = tf_dsgd.spark.DeepDist({"w": np.zeros(2)}, most_update_bytes=15)
+    too_large = pytest.raises(Exception, match=r"partition 0 has 16 bytes.*most_update_bytes")
+    with distributed, too_large:
+        distributed.train(rows(spark, 1), gradient, descent)
 
 
 def test_bad_input_is_refused_by_name(spark):

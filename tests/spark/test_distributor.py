@@ -159,6 +159,11 @@ def test_what_train_raises_ends_all_and_is_raised_here(spark):
     assert "In the chief of the training" in "".join(caught.value.__notes__)
 
 
+def test_a_train_that_ends_its_process_is_no_lost_task(spark):
+    with pytest.raises(RuntimeError, match=r"train has ended itself, by SystemExit\(3\)"):
+        tf_dsgd.spark.Distributor(1, 0).run(lambda: sys.exit(3))
+
+
 def test_local_mode_starts_the_same_cluster_without_a_job(capfd):
     got = tf_dsgd.spark.Distributor(2, local_mode=True).run(on_a_cluster)
     assert got[2] == sum(got[3]) == 16

@@ -36,6 +36,8 @@ def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
     place(arguments, keys, places)
     try:
         return bytes(cloudpickle.dumps((True, train(*arguments))))
+    except (SystemExit, KeyboardInterrupt) as error:  # which would end the driver, too
+        return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     except Exception as error:
         traceback.print_exc()
         if ENDS_TRAINING in getattr(error, "__notes__", ()):

@@ -67,7 +67,7 @@ class DeepDist:
 
     Args:
         model: a dict of arrays, or a built Keras model. `descent` changes it in place.
-        most_update_bytes: largest update that is taken, in bytes; at least 1.
+        most_update_bytes: largest update that is taken, in bytes; at least 1, and 2**30 if not given.
 
     Raises:
         TypeError: if the model is something else, or holds other things than numbers.
@@ -108,6 +108,8 @@ class DeepDist:
         self._server: Server | None = None
 
     def __enter__(self) -> DeepDist:
+        if self._server is not None:
+            raise RuntimeError("This DeepDist is in a with statement already. Make another one.")
         self._spark = session()
         self._server = Server(
             **driver(self._spark.sparkContext),  # type: ignore[arg-type]
@@ -193,7 +195,8 @@ class DeepDist:
         server = self._server
         if server is None:
             raise RuntimeError("The with statement has ended while train was at work.")
-        job = Job(server.address, server.token, self._job, epoch, self._names(), self._keras_json())
+        names, text = self._names(), self._keras_json()
+        job = Job(server.address, server.token, self._job, epoch, names, text, self._most_bytes)
         work = gradient_task.work(job, gradient)
         try:
             sent = rows.mapPartitionsWithIndex(work).collect()

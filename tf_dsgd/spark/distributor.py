@@ -43,8 +43,8 @@ class Distributor:
     When a task is lost Spark ends all of them, and starts the stage again, up to
     `spark.stage.maxConsecutiveAttempts` times; `train` then begins anew. With
     `tf_dsgd.callbacks.BackupAndRestore` on a folder that all machines have, it goes on from its
-    last checkpoint. In `local[n]` Spark starts nothing again. An error that `train` itself raises
-    ends all tasks at once, and is raised by `run`.
+    last checkpoint. An error that `train` itself raises ends all tasks at once, and is raised by
+    `run`.
 
     Args:
         num_workers: workers, at least 1.

@@ -23,6 +23,8 @@ class Job:
     names: list[str] | None
     """Of the model's arrays; None of a Keras model."""
     keras_json: str | None
+    most_bytes: int
+    """Of an update."""
 
 
 def work(
@@ -40,6 +42,12 @@ def work(
         fetched = frames.ask(job.address, job.token, {"do": "fetch", **base})
         model = model_of(job, fetched.arrays)
         form, arrays = take_apart(gradient(model, itertools.chain(first, rows)), partition)
+        size = sum(array.nbytes for array in arrays)
+        if size > job.most_bytes:
+            raise ValueError(
+                f"The update of partition {partition} has {size} bytes, and DeepDist takes "
+                f"{job.most_bytes}. Give it a larger most_update_bytes, or a smaller model."
+            )
         stage = TaskContext.get().stageId()
         header = {"do": "update", **base, "stage": stage, "form": form}
         frames.ask(job.address, job.token, header | fetched.header, arrays)
@@ -65,16 +73,26 @@ def model_of(job: Job, arrays: list[np.ndarray]) -> Any:
 
 def take_apart(update: Any, partition: int) -> tuple[Any, list[np.ndarray]]:
     """An update's form, in JSON, and its arrays."""
-    if update is None:
+    must = "It must return a dict of arrays, a list of arrays, or an array."
+    if update is None or (isinstance(update, (Mapping, list, tuple)) and not update):
         raise TypeError(
-            f"gradient has returned nothing for partition {partition}. It must return a dict of "
-            "arrays, a list of arrays, or an array."
+            f"gradient has returned nothing for partition {partition}. {must} Received: {update!r}."
         )
     if isinstance(update, Mapping):
-        return sorted(update), [np.asarray(update[name]) for name in sorted(update)]
-    if isinstance(update, (list, tuple)):
-        return "list", [np.asarray(array) for array in update]
-    return "array", [np.asarray(update)]
+        named = {repr(name): update[name] for name in sorted(update)}
+        form: Any = sorted(update)
+    elif isinstance(update, (list, tuple)):
+        named, form = {f"number {n}": each for n, each in enumerate(update)}, "list"
+    else:
+        named, form = {"all of it": update}, "array"
+    arrays = {name: np.asarray(value) for name, value in named.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biufc":
+            raise TypeError(
+                f"gradient has returned what is not of numbers for partition {partition}: {name} "
+                f"is {named[name]!r}. {must}"
+            )
+    return form, list(arrays.values())
 
 
 def put_together(form: Any, arrays: list[np.ndarray]) -> Any:

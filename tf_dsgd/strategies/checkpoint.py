@@ -217,6 +217,9 @@ class Checkpoint:
             value = rest.pop(name, np.zeros([engine.num_workers, *cell.template.shape]))
             cell.each(functools.partial(_assign_copy, value))
         self._waiting = {name: value for name, value in rest.items() if _is_variable(name)}
+        metrics = self._metrics
+        self.restore_metrics()
+        self._metrics = metrics  # `fit` will have reset them once more
 
     def _set(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         dtype = variable.dtype.as_numpy_dtype

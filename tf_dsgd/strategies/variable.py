@@ -283,8 +283,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return None
         lost = self.primary.numpy()  # what a worker that is not there will begin with
         found = self.copies.read()
-        workers = range(self.distribute_strategy.num_workers)
-        return np.stack([found.get(m, lost) for m in workers])
+        return np.stack([found.get(m, lost) for m in range(self.distribute_strategy.num_workers)])
 
     def each_at_rest(self) -> tuple[tf.Tensor, ...]:
         """Of `OWN`: what each worker has, or will begin with; a drain comes first."""
@@ -334,6 +333,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def value_at_rest(self) -> tf.Tensor:
         """What is read outside, where it is known that nothing is under way."""
+        if self.kind is Kind.METRIC and self.copies is None and self._restored is not None:
+            return self.primary.read_value() + self._restored.sum(axis=0)  # workers begin so
         if not self.owned_by_workers or self.copies is None:
             return self.primary.read_value()
         if self.kind is Kind.SEED:
@@ -346,9 +347,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         values = list(found.values())
         if self.kind is Kind.METRIC:
             return tf.add_n([self.primary.read_value(), *values])
-        if self.dtype.is_floating and values:
-            return tf.add_n(values) / len(values)
-        return self.primary.read_value()
+        has_mean = self.dtype.is_floating and values
+        return tf.add_n(values) / len(values) if has_mean else self.primary.read_value()
 
     def _read_without_copy(self) -> bool:
         trace = _current.trace
