@@ -67,7 +67,7 @@ class DeepDist:
 
     Args:
         model: a dict of arrays, or a built Keras model. `descent` changes it in place.
-        most_update_bytes: largest update that is taken, in bytes; at least 1, and 2**30 if not given.
+        most_update_bytes: largest update that is taken, in bytes, at least 1; 2**30 if not given.
 
     Raises:
         TypeError: if the model is something else, or holds other things than numbers.
