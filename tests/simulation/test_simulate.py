@@ -171,7 +171,6 @@ def test_downpour_accrues_and_steps_its_copy(sequence):
     check(result, Momentum(local_rate=0.25), sequence)
 
 
-@pytest.mark.slow
 @many
 @given(events(flushes=True))
 def test_softsync(sequence):
@@ -196,6 +195,7 @@ def test_softsync(sequence):
     check(result, Softsync(), sequence)
 
 
+@pytest.mark.slow
 @many
 @given(events())
 def test_adaptive_revision(sequence):

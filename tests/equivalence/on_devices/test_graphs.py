@@ -44,7 +44,10 @@ def layer_of(name):
     return found.pop() if len(found) == 1 else None
 
 
-@pytest.mark.parametrize(("worker", "split"), [(0, "skip"), (1, "skip"), (1, "skip backwards")])
+@pytest.mark.parametrize(
+    ("worker", "split"),
+    [(0, "skip"), (1, "skip"), pytest.param(1, "skip backwards", marks=pytest.mark.slow)],
+)
 def test_each_layer_computes_on_its_device_forward_and_backward(worker, split):
     first, second = f"CPU:{2 * worker}", f"CPU:{2 * worker + 1}"
     if split == "skip backwards":
@@ -64,7 +67,7 @@ WRITES = {"AssignVariableOp": 1, "AssignAddVariableOp": 1, "ResourceApplyGradien
 """Operations that change variables, and which of their inputs is the value or the gradient."""
 
 
-@pytest.mark.parametrize("function", ["work_of", "collect"])
+@pytest.mark.parametrize("function", ["work_of", pytest.param("collect", marks=pytest.mark.slow)])
 def test_weights_and_what_goes_with_them_change_by_what_is_computed_there(function):
     """The local rule, and what a codec holds back, on the second part."""
     codec = tf_dsgd.compression.Threshold(0.01)
@@ -80,7 +83,7 @@ def test_weights_and_what_goes_with_them_change_by_what_is_computed_there(functi
     assert len(written) >= 4 and not [value for _, value in written if value in received]
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_activations_and_their_gradients_are_all_that_travels(microbatches):
     """Besides labels and numbers: no weight and no gradient of one, and each edge once a piece."""
     sent = [

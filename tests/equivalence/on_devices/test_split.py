@@ -21,6 +21,7 @@ def downpour(parts, devices=2, microbatches=1, **options):
 
 SLOW = {"skip backwards", "operators", "auto", "update", "compressed", "averaging", "elastic"}
 """Models and strategies of the second tier."""
+slow = pytest.mark.slow
 
 
 def tiered(names):
@@ -33,7 +34,7 @@ def test_a_split_is_plain_keras(name):
     twin.assert_same_as_plain(make, downpour(parts), *data())
 
 
-@pytest.mark.parametrize("rule", ["sgd", "optimizer"])
+@pytest.mark.parametrize("rule", ["sgd", pytest.param("optimizer", marks=slow)])
 def test_weights_and_what_goes_with_them_are_where_their_layers_are(rule):
     strategy = downpour({"a": 0, "b|sum": 2, "c": 1}, devices=3, local_rule=rule)
     with strategy.scope():
@@ -50,7 +51,7 @@ def test_weights_and_what_goes_with_them_are_where_their_layers_are(rule):
     assert sorted(device[-5:] for device in besides) == sorted(found.values())
 
 
-@pytest.mark.parametrize("cluster", ["local", "simulated"])
+@pytest.mark.parametrize("cluster", ["local", pytest.param("simulated", marks=slow)])
 def test_one_device_gives_the_same_bits(cluster):
     def weights(value):
         keras.utils.set_random_seed(3)
@@ -122,7 +123,12 @@ def test_threads_with_two_devices_each_train_every_example_once():
 
 @pytest.mark.parametrize(
     ("options", "microbatches"),
-    [({}, 2), ({"clipnorm": 0.05}, 3), ({"global_clipnorm": 0.1}, 3), ({"clipvalue": 0.01}, 2)],
+    [
+        ({"global_clipnorm": 0.1}, 3),
+        pytest.param({}, 2, marks=slow),
+        pytest.param({"clipnorm": 0.05}, 3, marks=slow),
+        pytest.param({"clipvalue": 0.01}, 2, marks=slow),
+    ],
     ids=str,
 )
 def test_microbatches_have_the_gradient_of_the_mini_batch(options, microbatches):
@@ -160,6 +166,7 @@ class OwnStep(keras.Model):
         return self.get_metrics_result()
 
 
+@slow
 def test_microbatches_of_a_step_of_ones_own():
     def make():
         x = keras.Input((5,))
@@ -170,6 +177,7 @@ def test_microbatches_of_a_step_of_ones_own():
     twin.assert_same_as_plain(make, strategy, *models.vectors())
 
 
+@slow
 def test_a_state_goes_on_with_another_split():
     """Weights and the strategy's state, saved under one split, are those of another."""
 
