@@ -121,7 +121,7 @@ def test_softsync_makes_an_update_for_every_c_gradients():
 def test_model_parallel_is_the_model_on_one_device():
     """1,437 images in batches of 32 are 45 mini-batches an epoch, the last of 29."""
     output = run_example("model_parallel.py", "--epochs", "4", "--microbatches", "3")
-    assert number(r"held-out accuracy ([\d.]+)", output) > 0.8
+    assert number(r"held-out accuracy ([\d.]+)", output) > 0.7  # 0.89 to 0.92 were seen
     assert number(r"mini-batches (\d+)", output) == 4 * 45
     assert number(r"largest difference ([\d.e+-]+)", output) < 1e-4
     parts = dict(re.findall(r"^(\d) +CPU:\d +([\d,]+)", output, re.MULTILINE))
