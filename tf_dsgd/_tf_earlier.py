@@ -36,7 +36,6 @@ _KERAS = {
     for what in ("data", "data_distributed", "iterator")
 }
 
-
 _connections = 0
 
 

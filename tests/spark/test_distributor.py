@@ -150,6 +150,14 @@ def test_a_script_ends_with_the_task_that_started_it(spark, tmp_path):
     assert spark.sparkContext.parallelize([0], 1).mapPartitions(starts_a_script).collect() == [True]
 
 
+def test_a_script_that_writes_elsewhere_is_waited_for():
+    elsewhere = "os.dup2(os.open(os.devnull, os.O_WRONLY), 1); os.dup2(1, 2)"
+    script = f"import os; print('here', flush=True); {elsewhere}; import numpy, psutil"
+    with barrier_task.Child("chief", ["-c", script], {}) as child:
+        assert b"".join(child.lines()) == b"here\n"
+        assert child.process.returncode == 0
+
+
 def test_what_train_raises_ends_all_and_is_raised_here(spark):
     def train():
         raise KeyError("of train")

@@ -7,6 +7,7 @@ TensorFlow lets one be connected to a single cluster, while Spark uses its Pytho
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -232,20 +233,27 @@ class Child:
         return f" Its last words:\n{text}" if text else ""
 
     def lines(self) -> Iterator[bytes]:
-        """What it writes, as it comes, until it ends, though others that it left may write on."""
+        """What it writes, as it comes, until it ends.
+
+        Others that it left may write on. It may also write elsewhere: what is read ends before it.
+        """
         pipe: IO[bytes] | None = self.process.stdout
         while pipe is not None:
             ended = self.process.poll() is not None
             readable, _, _ = select.select([pipe], [], [], 0.0 if ended else LOOK_SECONDS)
             if readable:
                 part = os.read(pipe.fileno(), 1 << 16)
-                if not part:  # it has ended, or writes elsewhere
-                    self.process.wait()
-                    return
+                if not part:
+                    break
                 self._written = (self._written + part)[-LAST_BYTES:]
                 yield part
             elif ended:
-                return
+                break
+        if pipe is not None:
+            pipe.close()
+        while self.process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=LOOK_SECONDS)
 
     def watch_until(self, end: Waiting) -> None:
         """Returns when `end` has ended; the process may not do so before.
