@@ -51,7 +51,7 @@ else:
         from tf_dsgd.strategies.downpour import DownpourStrategy, LocalSGD
         from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
         from tf_dsgd.strategies.hogwild import HogwildStrategy
-        from tf_dsgd.strategies.model_parallel import ModelParallel
+        from tf_dsgd.strategies.parts.model_parallel import ModelParallel
+        from tf_dsgd.strategies.rows.tables import Rows
         from tf_dsgd.strategies.sandblaster import SandblasterStrategy
         from tf_dsgd.strategies.softsync import SoftsyncStrategy
-        from tf_dsgd.strategies.tables import Rows

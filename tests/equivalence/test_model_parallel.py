@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 from tests.equivalence import twin
-from tf_dsgd.strategies import cutting
+from tf_dsgd.strategies.parts import cutting
 
 
 @pytest.mark.parametrize("tier", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_dsgd.strategies import lookups, tables
-from tf_dsgd.strategies.blocks import Blocks
+from tf_dsgd.strategies.rows import lookups, tables
+from tf_dsgd.strategies.rows.blocks import Blocks
 from tf_dsgd.strategies.variable import Kind
 
 ROWS, WIDTH = 31, 2
@@ -34,7 +34,7 @@ def split(parts, rows=ROWS, initializer="uniform", width=WIDTH):
 
 @pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "ones"])
 def test_rows_begin_alike_however_many_shards_there_are(initializer, monkeypatch):
-    from tf_dsgd.strategies import blocks
+    from tf_dsgd.strategies.rows import blocks
 
     monkeypatch.setattr(blocks, "_MOST_ROWS", 7)
     got = [split(parts, initializer=initializer).primary.numpy() for parts in (1, 3, 40)]
@@ -46,7 +46,7 @@ def test_rows_begin_alike_however_many_shards_there_are(initializer, monkeypatch
 
 def test_glorots_fans_are_those_of_the_whole_table(monkeypatch):
     """Glorot and Bengio, 2010, eq. 16: a variance of 2 / (fan_in + fan_out)."""
-    from tf_dsgd.strategies import blocks
+    from tf_dsgd.strategies.rows import blocks
 
     monkeypatch.setattr(blocks, "_MOST_ROWS", 100)
     values = split(3, rows=5000, width=40, initializer="glorot_uniform").primary.numpy()
@@ -128,7 +128,7 @@ def test_any_other_use_is_refused_by_name(use):
 
 
 def test_assigning_and_reading_all_of_it(monkeypatch):
-    from tf_dsgd.strategies import blocks
+    from tf_dsgd.strategies.rows import blocks
 
     monkeypatch.setattr(blocks, "_MOST_ROWS", 4)
     table = split(3)

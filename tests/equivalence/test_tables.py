@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests.equivalence import twin
-from tf_dsgd.strategies import splitting, tables
+from tf_dsgd.strategies.rows import splitting, tables
 
 SPLIT = {"table/.*": tf_dsgd.Rows()}
 SGD = keras.optimizers.SGD

@@ -183,7 +183,7 @@ def test_what_is_not_elementwise_is_refused_by_name():
 
 
 def test_a_large_table_that_is_updated_whole_is_hinted_at_once(capsys, monkeypatch):
-    from tf_dsgd.strategies import touched_rows
+    from tf_dsgd.strategies.rows import touched_rows
 
     monkeypatch.setattr(touched_rows, "_MANY_ROWS", ROWS)
     trained(lambda: keras.optimizers.Adam(RATE))

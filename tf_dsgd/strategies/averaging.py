@@ -12,10 +12,10 @@ from tf_dsgd.algorithms.averaging import SendWeights, Together, WeightedMean
 from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.optimizers import BlockMomentum
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
-from tf_dsgd.strategies import model_parallel as model_parallels
-from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.model_parallel import ModelParallel
+from tf_dsgd.strategies.parts import model_parallel as model_parallels
+from tf_dsgd.strategies.parts import replica_parts
+from tf_dsgd.strategies.parts.model_parallel import ModelParallel
 
 _POLICIES = ("average", "local", "reset")
 

@@ -42,8 +42,8 @@ from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
+from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
-from tf_dsgd.strategies.tables import SplitTable
 from tf_dsgd.strategies.variable import (
     Kind,
     ReplicaVariable,

@@ -30,7 +30,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.state import Replicated
-from tf_dsgd.strategies.tables import SplitTable
+from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _OF_WORKERS = "_of_workers"

@@ -12,8 +12,6 @@ from tf_dsgd.algorithm import Algorithm, Codec, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.checks import integer, one_of, positive_int, real
-from tf_dsgd.strategies import model_parallel as model_parallels
-from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     codec,
@@ -21,9 +19,11 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.model_parallel import ModelParallel
-from tf_dsgd.strategies.splitting import Patterns
-from tf_dsgd.strategies.tables import Rows
+from tf_dsgd.strategies.parts import model_parallel as model_parallels
+from tf_dsgd.strategies.parts import replica_parts
+from tf_dsgd.strategies.parts.model_parallel import ModelParallel
+from tf_dsgd.strategies.rows.splitting import Patterns
+from tf_dsgd.strategies.rows.tables import Rows
 
 
 @dataclasses.dataclass(frozen=True)

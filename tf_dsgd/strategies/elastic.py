@@ -8,10 +8,10 @@ from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.algorithms.elastic import Elastic, KeepWeights
 from tf_dsgd.checks import positive_int, real
-from tf_dsgd.strategies import model_parallel as model_parallels
-from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.model_parallel import ModelParallel
+from tf_dsgd.strategies.parts import model_parallel as model_parallels
+from tf_dsgd.strategies.parts import replica_parts
+from tf_dsgd.strategies.parts.model_parallel import ModelParallel
 
 
 class ElasticAveragingStrategy(DistributedStrategy):

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_errors
-from tf_dsgd.strategies import lookups, splitting, tables
+from tf_dsgd.strategies.rows import lookups, splitting, tables
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 

@@ -11,8 +11,8 @@ from tf_dsgd.algorithms.hogwild import AddInPlace, GradientAtShared
 from tf_dsgd.checks import one_of
 from tf_dsgd.cluster import TFCluster, resolve
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.splitting import Patterns
-from tf_dsgd.strategies.tables import Rows
+from tf_dsgd.strategies.rows.splitting import Patterns
+from tf_dsgd.strategies.rows.tables import Rows
 
 
 class HogwildStrategy(DistributedStrategy):

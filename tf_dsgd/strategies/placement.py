@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.strategies.parts_table import PartsTable
-from tf_dsgd.strategies.splitting import Patterns
+from tf_dsgd.strategies.parts.parts_table import PartsTable
+from tf_dsgd.strategies.rows.splitting import Patterns
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 

@@ -17,8 +17,8 @@ from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
-from tf_dsgd.strategies.tables import Part
-from tf_dsgd.strategies.touched_rows import keeps_still
+from tf_dsgd.strategies.rows.tables import Part
+from tf_dsgd.strategies.rows.touched_rows import keeps_still
 
 
 def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> None:

@@ -11,8 +11,6 @@ from tf_dsgd.algorithm import Algorithm, Codec
 from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
 from tf_dsgd.checks import one_of, positive_int
-from tf_dsgd.strategies import model_parallel as model_parallels
-from tf_dsgd.strategies import replica_parts
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     codec,
@@ -20,9 +18,11 @@ from tf_dsgd.strategies.arguments import (
     staleness_factor,
 )
 from tf_dsgd.strategies.base import DistributedStrategy
-from tf_dsgd.strategies.model_parallel import ModelParallel
-from tf_dsgd.strategies.splitting import Patterns
-from tf_dsgd.strategies.tables import Rows
+from tf_dsgd.strategies.parts import model_parallel as model_parallels
+from tf_dsgd.strategies.parts import replica_parts
+from tf_dsgd.strategies.parts.model_parallel import ModelParallel
+from tf_dsgd.strategies.rows.splitting import Patterns
+from tf_dsgd.strategies.rows.tables import Rows
 
 
 class SoftsyncStrategy(DistributedStrategy):

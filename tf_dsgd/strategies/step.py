@@ -22,7 +22,7 @@ from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import check_added_to, check_adds, check_codec
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
-from tf_dsgd.strategies.tables import Part
+from tf_dsgd.strategies.rows.tables import Part
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)

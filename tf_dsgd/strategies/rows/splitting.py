@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.console import say
-from tf_dsgd.strategies.blocks import Blocks
-from tf_dsgd.strategies.tables import Rows, SplitTable
+from tf_dsgd.strategies.rows.blocks import Blocks
+from tf_dsgd.strategies.rows.tables import Rows, SplitTable
 from tf_dsgd.strategies.variable import Kind
 
 # An embedding of as many bytes is split by `placement="auto"`.

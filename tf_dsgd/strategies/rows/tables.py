@@ -24,7 +24,7 @@ from tf_dsgd import _tf
 from tf_dsgd.arithmetic import merged_rows
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
-from tf_dsgd.strategies.blocks import Blocks, rows_of_block
+from tf_dsgd.strategies.rows.blocks import Blocks, rows_of_block
 from tf_dsgd.strategies.uncopied import NoCopy
 from tf_dsgd.strategies.variable import Kind, check_distributed, current_trace
 

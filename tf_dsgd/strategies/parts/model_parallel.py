@@ -12,7 +12,7 @@ import keras
 from tf_dsgd import _tf_parts
 from tf_dsgd.checks import positive_int, whole
 from tf_dsgd.cluster import Cluster, TFCluster, resolve
-from tf_dsgd.strategies.cutting import cut
+from tf_dsgd.strategies.parts.cutting import cut
 
 
 @dataclasses.dataclass(frozen=True)

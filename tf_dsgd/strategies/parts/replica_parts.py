@@ -14,10 +14,10 @@ import tensorflow as tf
 from tf_dsgd import _tf, _tf_parts
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated, Store
-from tf_dsgd.strategies import microbatches
-from tf_dsgd.strategies.laying import Laying
-from tf_dsgd.strategies.model_parallel import Layered, ModelParallel, laid_out
-from tf_dsgd.strategies.parts_table import Edge, PartInfo, PartsTable
+from tf_dsgd.strategies.parts import microbatches
+from tf_dsgd.strategies.parts.laying import Laying
+from tf_dsgd.strategies.parts.model_parallel import Layered, ModelParallel, laid_out
+from tf_dsgd.strategies.parts.parts_table import Edge, PartInfo, PartsTable
 from tf_dsgd.strategies.variable import ReplicaVariable
 
 

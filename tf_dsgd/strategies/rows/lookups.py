@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.strategies.tables import SplitTable
+from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.variable import current_trace
 
 

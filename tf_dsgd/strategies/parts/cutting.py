@@ -45,7 +45,7 @@ def balanced(costs: Sequence[int], parts: int) -> list[int]:
 
     Each part has one layer at least. Of cuts alike the first part is the longest.
 
-    >>> from tf_dsgd.strategies.cutting import balanced
+    >>> from tf_dsgd.strategies.parts.cutting import balanced
     >>> balanced([1, 1, 1, 3], 2)
     [3, 4]
     """

@@ -1,0 +1,1 @@
+"""Tables that are split by rows over the shards, and optimizers that act on touched rows only."""
