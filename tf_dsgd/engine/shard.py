@@ -38,6 +38,7 @@ from tf_dsgd.engine.ledger import (
     Staleness,
     WorkerLedger,
 )
+from tf_dsgd.engine.row_locks import RowLocks
 
 T = TypeVar("T")
 
@@ -93,6 +94,11 @@ class Shard:
     def variables(self) -> list[tf.Variable]:
         """All that is counted here but `schedule_step`."""
         return [self.version, self._books, self._bins]
+
+    @functools.cached_property
+    def row_locks(self) -> RowLocks:
+        """Locks of rows, for rules that have no lock of the shard's."""
+        return RowLocks(self.device)
 
     # -- traced -----------------------------------------------------------------------------
 
