@@ -58,6 +58,14 @@ FLOODS = [
         f"ValueError: \n{TRACEBACK}{CALL * 200}"
     )[:14_991]
     + "\n",
+    "E0000 00:00:1795622045.667697   25701 context_distributed_manager.cc:937] recvmsg:Connection "
+    "reset by peer\nAdditional GRPC error information from remote target /job:worker/replica:0/"
+    "task:0 while calling /tensorflow.eager.EagerService/UpdateContext:\n"
+    ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg"}\n',
+    "W0000 00:00:1795621879.578515   15086 grpc_channel.cc:308] Task 1 was not defined in sparse "
+    "job worker: /job:worker/replica:0/task:1\n",
+    "I0000 00:00:1795621879.579498   15086 remote_tensor_handle_data.cc:46] Unable to destroy "
+    "remote tensor handle because the target /job:worker/replica:0/task:1 is no longer available.\n",
     "I0000 00:00:1795620173.115403    2680 generator_dataset_op.cc:213] Memory patch applied: "
     "M_TRIM_THRESHOLD=128 kb was set.\n",
 ]
@@ -73,6 +81,9 @@ OWN = [
     "\n\nThe above exception was the direct cause of this\n",
     "  indented\n\n\n",
     "ValueError: x\n",
+    "E0000 00:00:1795622045.667697   25701 context.cc:937] recvmsg:Connection reset by peer\n",
+    "a line\n:UNKNOWN:Error received from peer\n",
+    "Task 1 was not defined in sparse job worker\n",
 ]
 SCRIPT = f"""
 import os, sys

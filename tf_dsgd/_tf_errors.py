@@ -100,6 +100,8 @@ _FLOODS = (
     "Unable to close remote context with ID",
     "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
     "Ignoring error status when releasing multi-device function handle",
+    "Unable to destroy remote tensor handle because the target",
+    r"Task \d+ was not defined in sparse job",
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
     # An error ends a step on every server that has a part in it; the chief says the error.
@@ -123,7 +125,10 @@ _GREETINGS = (
 _SAYS = r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] "
 FLOOD_HEADS = (
     _SAYS + "(?:" + "|".join((*_FLOODS, *_GREETINGS)) + ")"
-    "|WARNING: All log messages before absl::InitializeLog"
+    # Whatever a task that ended had to say while it was told of another cluster: the chief's call
+    # raises it, too.
+    "|" + _SAYS.replace(r"\w+\.(?:cc|h)", r"context_distributed_manager\.cc") + "|"
+    "WARNING: All log messages before absl::InitializeLog"
 )
 """Matches the first line of each."""
 FLOOD_TAILS = (
