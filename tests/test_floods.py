@@ -65,7 +65,7 @@ FLOODS = [
     "W0000 00:00:1795621879.578515   15086 grpc_channel.cc:308] Task 1 was not defined in sparse "
     "job worker: /job:worker/replica:0/task:1\n",
     "I0000 00:00:1795621879.579498   15086 remote_tensor_handle_data.cc:46] Unable to destroy "
-    "remote tensor handle because the target /job:worker/replica:0/task:1 is no longer available.\n",
+    "remote tensor handle because the target /job:worker/replica:0/task:1 is no longer available\n",
     "I0000 00:00:1795620173.115403    2680 generator_dataset_op.cc:213] Memory patch applied: "
     "M_TRIM_THRESHOLD=128 kb was set.\n",
 ]
