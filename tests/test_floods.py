@@ -12,9 +12,21 @@ import sys
 import pytest
 
 from tf_dsgd import floods
-from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
 
 # Seen in TensorFlow 2.21.0, the second put together as its source does.
+CALL = '  File "script_ops.py", line 269, in __call__\n    ret = func(*args)\n          ^^^^\n\n'
+TRACEBACK = f"Traceback (most recent call last):\n\n{CALL}"
+CAUSE = "\n\nThe above exception was the direct cause of the following exception:\n\n\n"
+OF_PYTHON = (
+    f"BadRow: one\n\nthree: 3\n{TRACEBACK}KeyError: 'x'\n{CAUSE}{TRACEBACK}BadRow: one\n\n"
+    "three: 3\n\na note\n\n\n"
+)
+GROUP = "".join(
+    ("  | " if line.strip() else "") + line
+    for line in f"{CALL}ExceptionGroup: two\n\n".splitlines(keepends=True)
+)
+MADE = "Error in user-defined function passed to MapDataset:1 transformation with iterator: R::M: "
 FLOODS = [
     "W0000 00:00:1795557141.585539    6566 destroy_tensor_handle_node.h:59] Ignoring an error "
     "encountered when deleting remote tensors handles: INVALID_ARGUMENT: Unable to find it\n"
@@ -35,6 +47,27 @@ FLOODS = [
     "collective_ops.cc:212 : UNAVAILABLE: Collective ops is aborted by: recvmsg: reset by peer\n"
     "Additional GRPC error information from remote target /job:worker/replica:0/task:1:\n"
     "The error could be from a previous operation. Restart your program to reset.\n",
+    f"W0000 00:00:1795620729.844355   21105 op_kernel.cc:1845] UNKNOWN: {OF_PYTHON}",
+    "W0000 00:00:1795620729.844517   21013 local_rendezvous.cc:412] Local rendezvous is aborting "
+    f"with status: UNKNOWN: {MADE}{OF_PYTHON}\t [[{{{{node PyFunc}}}}]]\n",
+    "W0000 00:00:1795620729.844355   21105 op_kernel.cc:1845] UNKNOWN: ExceptionGroup: two\n"
+    f"  + Exception Group Traceback (most recent call last):\n\n{GROUP}\n",
+    # absl cuts what is longer than 15,000 bytes.
+    (
+        "W0000 00:00:1795620783.688113   24413 op_kernel.cc:1845] INVALID_ARGUMENT: "
+        f"ValueError: \n{TRACEBACK}{CALL * 200}"
+    )[:14_991]
+    + "\n",
+    "E0000 00:00:1795622045.667697   25701 context_distributed_manager.cc:937] recvmsg:Connection "
+    "reset by peer\nAdditional GRPC error information from remote target /job:worker/replica:0/"
+    "task:0 while calling /tensorflow.eager.EagerService/UpdateContext:\n"
+    ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg"}\n',
+    "W0000 00:00:1795621879.578515   15086 grpc_channel.cc:308] Task 1 was not defined in sparse "
+    "job worker: /job:worker/replica:0/task:1\n",
+    "I0000 00:00:1795621879.579498   15086 remote_tensor_handle_data.cc:46] Unable to destroy "
+    "remote tensor handle because the target /job:worker/replica:0/task:1 is no longer available\n",
+    "I0000 00:00:1795620173.115403    2680 generator_dataset_op.cc:213] Memory patch applied: "
+    "M_TRIM_THRESHOLD=128 kb was set.\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -43,17 +76,25 @@ OWN = [
     "F0000 00:00:1795557141.585539    6566 eager.cc:5] Check failed: Started server with target\n",
     "it says W0000 00:00:1.5 6566 a.cc:4] Local rendezvous is aborting with status\n",
     "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at cast_op.cc:1\n",
+    f"{CAUSE}Traceback (most recent call last):\n  File 'a', line 1\nBadRow: one\n\n\n",
+    "Traceback (most recent call last):\n\n  of a script that prints such a line\n",
+    "\n\nThe above exception was the direct cause of this\n",
+    "  indented\n\n\n",
+    "ValueError: x\n",
+    "E0000 00:00:1795622045.667697   25701 context.cc:937] recvmsg:Connection reset by peer\n",
+    "a line\n:UNKNOWN:Error received from peer\n",
+    "Task 1 was not defined in sparse job worker\n",
 ]
 SCRIPT = f"""
 import os, sys
 from tf_dsgd import floods
-floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r}, {FLOOD_GREETINGS!r})
+floods.sift({FLOOD_HEADS!r}, {FLOOD_TAILS!r}, {FLOOD_RAISED!r}, {FLOOD_GREETINGS!r})
 """
 
 
 def sifted(text):
     """What of a text passes, and what is taken out."""
-    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED)
     passed, taken = [], []
     for piece in text.encode().splitlines(keepends=True):
         (taken if sieve.takes(piece) else passed).append(piece.decode())
@@ -68,7 +109,7 @@ def test_what_tensorflow_says_is_taken_out_of_what_others_say():
 
 
 def test_the_rest_of_a_line_passes_as_its_beginning_did():
-    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+    sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED)
     flood = FLOODS[3].encode()
     assert [sieve.takes(piece) for piece in (b"10 %", flood, flood)] == [False, False, True]
 
@@ -164,6 +205,17 @@ def test_python_writes_past_the_sieve(tmp_path):
     """At once, and to what is a terminal where it was one."""
     script = SCRIPT + "print(sys.stderr.fileno() == 2, end='', file=sys.stderr)"
     assert run(script, tmp_path) == (0, "False", [])
+
+
+def test_last_words_stand_behind_what_was_written_before(tmp_path):
+    """Though a sieve passes what comes by file descriptor 2 later than Python writes."""
+    script = f"os.write(2, {OWN[0].encode()!r}); floods.say_behind('last\\n')"
+    assert run(SCRIPT + script, tmp_path) == (0, OWN[0] + "last\n", [])
+
+
+def test_one_sieve_for_a_process(tmp_path):
+    script = "floods.sift('', '', '', ''); floods.say_behind('here')"
+    assert run(SCRIPT + script, tmp_path) == (0, "here", [])
 
 
 def test_whoever_sets_the_level_sees_what_it_lets_through(tmp_path):

@@ -173,6 +173,10 @@ def test_what_xla_cannot_compile_as_several_servers_say_it():
     )
 
 
+_MAP = (
+    "Error in user-defined function passed to MapDataset:1 transformation with iterator: R::Map: "
+)
+_TRACE = 'Traceback (most recent call last):\n\n  File "/own.py", line 7, in f\n'
 _DETECTED = "Detected at node a/Assert defined at (most recent call last):\n"
 
 
@@ -196,8 +200,22 @@ _DETECTED = "Detected at node a/Assert defined at (most recent call last):\n"
             "[[{{node a/Assert}}]]",
             "indices[1] = 9 is not in [0, 5) (at a/Assert, in a worker's step)",
         ),
+        (
+            f"Graph execution error:\n\n{_DETECTED}<stack traces unavailable>\n{_MAP}BadRow: one\n"
+            f"\ntwo\n{_TRACE}    x\n\nKeyError: 'x'\n\n\nThe above exception was the direct\n\n\n"
+            f'{_TRACE}  File "/own.py", line 8, in read\n\nBadRow: one\n\ntwo\n\na note\n\n\n'
+            "\t [[{{node PyFunc}}]]\n\t [[IteratorGetNext]] [Op:__inference_pull_226]",
+            "BadRow: one\ntwo (at /own.py:8, PyFunc, in the input pipeline)",
+        ),
+        (
+            f'Graph execution error:\n\n{_DETECTED}  File "a.py", line 1, in fit\n    a: b\n\n'
+            "Error: 1 [[{{node n}}]]\n2\n3\n4\n"
+            f'{_TRACE}  File "/x/site-packages/y.py", line 5, in y\n\nError: 1\n\n\n'
+            "\t [[{{node a/PyFunc}}]] [Op:__inference_round_2]",
+            "Error: 1 [[]]\n2\n3 ... (at /own.py:7, a/PyFunc, in a worker's step)",
+        ),
     ],
-    ids=["pipeline", "servers", "without stacks"],
+    ids=["pipeline", "servers", "without stacks", "Python", "Python in a step"],
 )
 def test_an_operation_that_failed_in_one_line(text, brief):
     error = _tf_errors.in_short(tf.errors.InvalidArgumentError(None, None, text))

@@ -66,6 +66,11 @@ _MADE = re.compile(
 # Among the nodes that an error has come by where a pipeline raised it.
 _PIPELINE = "IteratorGetNext"
 _NODE = re.compile(r"\[\[\{\{node ([^}]+)\}\}\]\]")
+# An error of Python code (`tf.numpy_function`, ...) has its traceback, with such empty lines.
+_TRACEBACK = re.compile(r"^[ +]*(?:Exception Group )?Traceback \(.+\):\n\n", re.MULTILINE)
+_CODE = re.compile(r'^[ |]*File "(.+)", line (\d+)', re.MULTILINE)
+_INSTALLED = os.sep + "site-packages" + os.sep
+_TOLD_LINES = 3
 
 
 FAILED = "An operation failed."
@@ -80,7 +85,10 @@ _STACK = re.compile(r"Stack trace for op definition|The op is created at|" + _NO
 # {{function_node ...}}{{node dense/AsString}}". What a function is given is the operation `_Arg`.
 _NO_KERNEL = re.compile(r"No registered '(\w+)' OpKernel.*?\{\{node ([^}]+)\}\}")
 # Before a reason: "(0) INVALID_ARGUMENT:" where a graph on several servers failed, and functions.
-_PREFIX = re.compile(r"\(\d+\) [A-Z_]+:|\{\{\w*node [^}]*\}\}")
+_PREFIX = re.compile(
+    r"\(\d+\) [A-Z_]+:|\{\{\w*node [^}]*\}\}"
+    r"|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+)
 _TYPE = re.compile(r"Requested Attributes:.*?\bd?[Tt](?:ype)?=DT_(\w+)")
 
 # Lines that TensorFlow's C++ writes about what tf_dsgd handles or says itself, or that say nothing
@@ -92,6 +100,8 @@ _FLOODS = (
     "Unable to close remote context with ID",
     "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
     "Ignoring error status when releasing multi-device function handle",
+    "Unable to destroy remote tensor handle because the target",
+    r"Task \d+ was not defined in sparse job",
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
     # An error ends a step on every server that has a part in it; the chief says the error.
@@ -110,11 +120,15 @@ _GREETINGS = (
     "oneDNN custom operations are on",
     "This TensorFlow binary is optimized to use available CPU instructions",
     "Started server with target: grpc://",
+    "Memory patch applied: M_TRIM_THRESHOLD",
 )
+_SAYS = r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] "
 FLOOD_HEADS = (
-    r"[IWE]\d{4} \d\d:\d\d:[\d.]+ +\d+ \w+\.(?:cc|h):\d+\] "
-    "(?:" + "|".join((*_FLOODS, *_GREETINGS)) + ")"
-    "|WARNING: All log messages before absl::InitializeLog"
+    _SAYS + "(?:" + "|".join((*_FLOODS, *_GREETINGS)) + ")"
+    # Whatever a task that ended had to say while it was told of another cluster: the chief's call
+    # raises it, too.
+    "|" + _SAYS.replace(r"\w+\.(?:cc|h)", r"context_distributed_manager\.cc") + "|"
+    "WARNING: All log messages before absl::InitializeLog"
 )
 """Matches the first line of each."""
 FLOOD_TAILS = (
@@ -123,6 +137,12 @@ FLOOD_TAILS = (
     "To enable the following instructions:|The error could be from a previous operation"
 )
 """Matches the lines that may follow one."""
+FLOOD_RAISED = _SAYS.replace(r"\w+\.(?:cc|h)", r"op_kernel\.cc") + r"[A-Z_]+: ([A-Za-z_][\w.]*:.*)$"
+"""Matches the first line of what it says of an error of Python code (`tf.numpy_function`, ...).
+
+Such as "W0000 00:00:1.5 65 op_kernel.cc:1845] INVALID_ARGUMENT: ValueError: x", before a traceback.
+The group is from the name of the error's class on.
+"""
 FLOOD_GREETINGS = "|".join(
     (*_GREETINGS, "All log messages before absl::", "To enable the following instructions:")
 )
@@ -160,14 +180,32 @@ def said_in_short() -> Iterator[None]:
 
 def _without_nodes(text: str) -> str | None:
     """An operation's own words, and where in the model that is."""
-    found = _NODE.search(text)
-    if _DETECTED not in text or found is None:
+    raised = _TRACEBACK.search(text)
+    nodes = list(_NODE.finditer(text))
+    if _DETECTED not in text or not nodes:
         return None
+    where = "the input pipeline" if _PIPELINE in text else "a worker's step"
+    if raised is not None:  # what it says may name nodes, too
+        after = [n for n in nodes if n.start() > raised.end()]
+        node = f"{after[0][1] if after else nodes[0][1]}, in {where}"
+        return _of_python(text[: raised.start()], text[raised.end() :], node)
+    found = nodes[0]
     before = text[: found.start()].rstrip().rpartition("\n\n")[2]
     lines = [line for line in before.split("\n") if not _MADE.match(line)]
     reason = _PREFIX.sub("", "\n".join(lines)).strip()
-    where = "the input pipeline" if _PIPELINE in text else "a worker's step"
     return f"{reason} (at {found[1]}, in {where})"
+
+
+def _of_python(before: str, traced: str, where: str) -> str:
+    """What an error of Python code says, in a few lines, and the line of code that raised it."""
+    lines = [line for line in before.split("\n") if line.strip() and not _MADE.match(line)]
+    told = [line for line in lines if not line.startswith("  ")]  # those are code of the node's
+    reason = _PREFIX.sub("", "\n".join(told[:_TOLD_LINES])).strip()
+    if len(told) > _TOLD_LINES:
+        reason += " ..."
+    code = [f"{file}:{line}, " for file, line in _CODE.findall(traced)]
+    own = [place for place in code if _INSTALLED not in place]
+    return f"{reason} (at {''.join((own or code)[-1:])}{where})"
 
 
 def _not_compiled(text: str) -> str:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dsgd import _tf, _version, floods, gpu, resuming
-from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import integer, positive_int, positive_seconds
 from tf_dsgd.console import before_training, end_scripts_in_a_line, say
@@ -165,6 +165,7 @@ class LocalCluster(Cluster):
 def _configure_process() -> None:
     gpu.configure_by_default()
     end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
+    floods.sift(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED, FLOOD_GREETINGS)
 
 
 def _hint_at_many(workers: int) -> None:
@@ -280,7 +281,6 @@ class TFCluster(Cluster):
             version=_version.__version__,
         )
         _configure_process()
-        floods.sift(FLOOD_HEADS, FLOOD_TAILS, FLOOD_GREETINGS)
         with before_training():
             _ = self._connection
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
+from tf_dsgd import floods
 from tf_dsgd._tf_errors import WHOLE
 
 NOTHING_TRAINED = "Nothing was trained."
@@ -57,12 +58,12 @@ def end_scripts_in_a_line(
         ) as file:
             traceback.print_exception(kind, error, where, file=file)
             print(getattr(error, WHOLE, ""), file=file)
-        say(f"the traceback is in {file.name}")
+        last = str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}"
         if interrupted:
             goes_on = f"With {backups} the same command would go on from there"
-            say(f"{_line(where)}{kind.__name__}. {goes_on}.")
-            return
-        say(str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}")
+            last = f"{_line(where)}{kind.__name__}. {goes_on}."
+        lines = f"the traceback is in {file.name}", last
+        floods.say_behind("".join(f"tf_dsgd: {line}\n" for line in lines))
 
     hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -1,5 +1,6 @@
 """What TensorFlow itself says on a cluster, of which `tests/test_floods.py` has copies."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -30,4 +31,48 @@ def test_an_operation_that_fails_ends_the_script_in_one_line():
     assert "model.fit(" in Path(traceback).read_text()
     assert "[worker 0] W" in Path(kept).read_text()
     for file in (traceback, kept):
+        Path(file).unlink()
+
+
+PYTHON = str(SCRIPTS / "failing_python.py")
+LINE = 1 + Path(PYTHON).read_text().splitlines().index(
+    next(line for line in Path(PYTHON).read_text().splitlines() if "that is named" in line)
+)
+SERVE = ("-m", "tf_dsgd.serve")
+
+
+@pytest.mark.parametrize(
+    ("where", "code"),
+    [
+        ("threads", "numpy_function"),
+        ("launcher", "generator"),
+        ("cluster", "py_function"),
+    ],
+)
+def test_python_code_that_fails_in_a_pipeline_ends_the_script_in_a_few_lines(where, code):
+    """TensorFlow says each such error twice, with the whole traceback."""
+    with contextlib.ExitStack() as stack:
+        given = {"TF_CPP_MIN_LOG_LEVEL": ""}
+        program = (PYTHON, code)
+        if where == "launcher":
+            program = (*MODULE, "--workers", "1", *program)
+        if where == "cluster":
+            chief, worker, ps = stack.enter_context(processes.addresses(3))
+            cluster = {"chief": [chief], "worker": [worker], "ps": [ps]}
+            for job in ("worker", "ps"):
+                config = processes.tf_config(job, 0, **cluster)
+                stack.enter_context(processes.started(*SERVE, TF_CONFIG=config))
+            given["TF_CONFIG"] = processes.tf_config("chief", 0, **cluster)
+        process = stack.enter_context(processes.started(*program, **given))
+        process.line_with("READY")
+        before = len(process.lines)
+        assert exit_of(process, processes.START_SECONDS)[0] == 1, log(process)
+    (kept,) = re.findall(r"TensorFlow's lines .* go to (\S+)", process.text)
+    lines = [x for x in process.lines[before:] if kept not in x and " variables, " not in x]
+    assert len(lines) == 3, process.text
+    (traceback,) = re.findall(r"the traceback is in (\S+)", lines[0])
+    assert re.search(r"failing_python\.py:\d+: UnknownError: BadRowError: no row \d+$", lines[1])
+    assert re.search(rf"^of the file \(at \S+failing_python\.py:{LINE}, \w*PyFunc, in ", lines[2])
+    for file in (traceback, kept):
+        assert "that is named" in Path(file).read_text()
         Path(file).unlink()

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, TextIO
 
 from tf_dsgd import floods
-from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_TAILS
+from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
 from tf_dsgd.launch.options import parse
 from tf_dsgd.launch.tied import TIE
 from tf_dsgd.resuming import (
@@ -181,7 +181,7 @@ class _Launcher:
                 task.readers.append(reader)
 
     def _copy(self, source: IO[bytes], sink: TextIO, prefix: bytes) -> None:
-        sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS)
+        sieve = floods.Sieve(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED)
         wanted = floods.wanted()
         # Without a prefix the script is as if it wrote itself.
         for piece in floods.pieces(source.fileno(), None if prefix else _QUIET_SECONDS):
