@@ -217,6 +217,9 @@ that is no tensor. Overriding a layer would serve that layer only. TF 2.21."""
 ITERATOR_OF_FIT = "iterator"
 """The local name by which Keras's `fit` has the iterator that it trains on. Keras 3.15.1."""
 
+LOOKS_AT_DATA = "_maybe_symbolic_build"
+"""The method of a Keras model that takes an element to look at its type alone. Keras 3.15.1."""
+
 
 def devices_initialised() -> bool:
     """Whether TensorFlow has opened its devices, so that memory and thread settings are final."""
