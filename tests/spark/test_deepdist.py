@@ -4,27 +4,15 @@ import os
 import pathlib
 import pickle
 import random
-import sys
 
 import numpy as np
 import pytest
-
-pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
-
-from pyspark import cloudpickle
 
 import tf_dsgd.spark
 from tests.transport.test_frames import sent
 from tf_dsgd.spark import gradient_task
 from tf_dsgd.transport import frames
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    # Py4J and pyspark leave it to garbage collection to close theirs.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
 POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
 RATE = 0.1
 
