@@ -25,6 +25,10 @@ from keras.src.utils.python_utils import pythonify_logs as _pythonify_logs
 # The file in which an interrupt leaves the cache of a `tf.function` broken. TF 2.21.
 from tensorflow.core.function.polymorphism import type_dispatch as _type_dispatch
 
+# AutoGraph rewrites what a `tf.function` calls, this package's own code included. The public
+# `do_not_convert` would keep it from the functions that a user hands us, too. TF 2.21.
+from tensorflow.python.autograph.impl import api as _autograph
+
 # `tf.distribute.ReplicaContext` is public; `StrategyExtendedV1` is exported only under compat.v1,
 # and Keras asks its `_use_merge_call`. TF 2.21.
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
@@ -50,6 +54,9 @@ StrategyExtended = _distribute_lib.StrategyExtendedV1
 # What a `tf.function` takes apart into tensors and a TypeSpec: the token that stands for a batch is
 # one, so that steps are traced once for each element spec and not for each token. TF 2.21.
 CompositeTensor = tf.__internal__.CompositeTensor
+# A decorator: AutoGraph takes the function as it is, and rewrites what it is given, as it does with
+# TensorFlow's own.
+as_written = _autograph.autograph_artifact
 
 
 def is_harmed_by_interrupts(code: types.CodeType) -> bool:
@@ -209,6 +216,9 @@ that is no tensor. Overriding a layer would serve that layer only. TF 2.21."""
 
 ITERATOR_OF_FIT = "iterator"
 """The local name by which Keras's `fit` has the iterator that it trains on. Keras 3.15.1."""
+
+LOOKS_AT_DATA = "_maybe_symbolic_build"
+"""The method of a Keras model that takes an element to look at its type alone. Keras 3.15.1."""
 
 
 def devices_initialised() -> bool:

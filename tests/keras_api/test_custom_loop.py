@@ -114,3 +114,61 @@ def test_a_loop_that_is_left_by_break(strategy):
     loop(3)
     strategy.settle()
     assert strategy.steps == 10
+
+
+def counting_step(strategy):
+    """A step of a worker that moves a weight by -1, and the weight."""
+    with strategy.scope():
+        weight = tf.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+
+    def step(ticket):
+        del ticket
+        optimizer.apply([tf.ones([1])], [weight])
+
+    return step, weight
+
+
+def test_a_loop_over_nothing_does_nothing(strategy):
+    """Before a step was traced and after; by `for`, and by an iterator of one's own."""
+    step, weight = counting_step(strategy)
+
+    @tf.function
+    def distributed_step(ticket):
+        strategy.run(step, args=(ticket,))
+
+    def loop(count):
+        for ticket in strategy.experimental_distribute_dataset(tf.data.Dataset.range(count)):
+            distributed_step(ticket)
+
+    loop(0)
+    loop(3)
+    loop(0)
+    nothing = tf.data.Dataset.range(4).filter(lambda n: n > 4)  # of unknown cardinality
+    assert next(iter(strategy.experimental_distribute_dataset(nothing)), None) is None
+    assert list(iter(strategy.experimental_distribute_dataset(nothing))) == []
+    strategy.settle()
+    assert strategy.steps == 3
+    np.testing.assert_array_equal(weight.numpy(), [-3.0])
+
+
+def test_a_second_function_of_the_same_step_is_taken_without_a_warning(strategy, caplog):
+    """AutoGraph rewrites nothing of this package."""
+    step, weight = counting_step(strategy)
+
+    @tf.function
+    def first(ticket):
+        strategy.run(step, args=(ticket,))
+
+    @tf.function
+    def second(ticket):
+        strategy.run(step, args=(ticket,))
+
+    with caplog.at_level("WARNING", "tensorflow"):
+        for function in (first, second, first):
+            tickets = tf.data.Dataset.range(2)
+            for ticket in strategy.experimental_distribute_dataset(tickets):
+                function(ticket)
+    np.testing.assert_array_equal(weight.numpy(), [-6.0])
+    assert [record.getMessage() for record in caplog.records] == []

@@ -1,4 +1,7 @@
-"""One Spark session for all tests of a master, which run alone: several processes had one each."""
+"""What tests on Spark share: their marks, and one Spark session for all tests of a master.
+
+They run alone: several processes had a session each.
+"""
 
 import gc
 import os
@@ -10,6 +13,9 @@ import pytest
 
 from tests.packaging.repository import ROOT
 
+INSTALL = 'pip install "tf_dsgd[spark]"'
+# Py4J and pyspark leave it to garbage collection to close theirs.
+UNCLOSED = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 # Java that lives for a minute: to compile well, or collect in threads, costs more than it spares.
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SETTINGS = {
@@ -21,6 +27,29 @@ SETTINGS = {
     "spark.stage.maxConsecutiveAttempts": "3",  # a test needs three
     "spark.sql.shuffle.partitions": "2",
 }
+
+
+NEED_NO_SPARK = ["test_import.py"]
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if module_path.name in NEED_NO_SPARK:
+        return None
+    return OnSpark.from_parent(parent, path=module_path)
+
+
+class OnSpark(pytest.Module):
+    """A module of tests that is passed over without pyspark."""
+
+    def collect(self):
+        pytest.importorskip("pyspark", reason=f"pyspark is not installed: {INSTALL}")
+        from pyspark import cloudpickle
+
+        # By name tasks would import it, and TensorFlow with it.
+        cloudpickle.register_pickle_by_value(self.obj)
+        for mark in (pytest.mark.slow, pytest.mark.alone, UNCLOSED):
+            self.add_marker(mark)
+        return super().collect()
 
 
 @pytest.fixture(autouse=True)

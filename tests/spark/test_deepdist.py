@@ -4,26 +4,15 @@ import os
 import pathlib
 import pickle
 import random
-import sys
 
 import numpy as np
 import pytest
 
-pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
-
-from pyspark import cloudpickle
-
 import tf_dsgd.spark
 from tests.transport.test_frames import sent
+from tf_dsgd.spark import gradient_task
 from tf_dsgd.transport import frames
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # or tasks import TensorFlow for it
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    # Py4J and pyspark leave it to garbage collection to close theirs.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
 POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
 RATE = 0.1
 
@@ -146,22 +135,72 @@ def test_hostile_bytes_while_it_trains_are_refused(spark):
     np.testing.assert_array_equal(model["w"], RATE * np.mean(POINTS, axis=0))
 
 
-def test_errors_of_the_users_functions_end_training(spark):
-    def fails(model, update):
-        raise ZeroDivisionError("in the driver")
+def raises(error):
+    def function(model, given):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("of descent"), SystemExit(3), SystemExit(0), KeyboardInterrupt()]
+)
+def test_what_descent_raises_is_raised_by_train_whatever_it_is(spark, error):
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        with pytest.raises(type(error)) as caught:
+            d.train(rows(spark, 2), gradient, raises(error))
+        assert caught.value is error
+        assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        ({"w": "x"}, "arrays of numbers as values.*'w': 'x'"),
+        ({}, r"It had \['w'\], and descent, or who else changed it, left \[\]"),
+        ({"w": np.zeros(2), "v": np.zeros(2)}, r"left \['w', 'v'\]"),
+    ],
+)
+def test_a_descent_that_leaves_no_model_is_named(spark, left, words):
+    def leaves(model, update):
+        model.clear()
+        model.update(left)
 
     with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
-        with pytest.raises(ZeroDivisionError, match="in the driver"):
-            d.train(rows(spark, 2), gradient, fails)
-        with pytest.raises(Exception, match="gradient has returned nothing for partition 0"):
-            d.train(rows(spark, 1), lambda model, rows: None, descent)
-        with pytest.raises(Exception, match="gradient has returned nothing for partition 0"):
-            d.train(rows(spark, 1), lambda model, rows: {}, descent)
-        with pytest.raises(Exception, match=r"not of numbers for partition 0: 'w' is 'x'"):
-            d.train(rows(spark, 1), lambda model, rows: {"w": "x"}, descent)
+        with pytest.raises(TypeError, match=words):
+            d.train(rows(spark, 1), gradient, leaves)
+        with pytest.raises(TypeError, match=words):  # and before anything is started
+            d.train(rows(spark, 1), gradient, descent)
+
+
+def test_errors_of_gradient_end_training_and_name_the_partition(spark):
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        for function, words in [
+            (
+                raises(SystemExit(3)),
+                r"gradient has ended itself for partition 0, by SystemExit\(3\)",
+            ),
+            (lambda model, rows: None, "gradient has returned nothing for partition 0"),
+        ]:
+            with pytest.raises(Exception, match=words):
+                d.train(rows(spark, 1), function, descent)
         with pytest.raises(RuntimeError, match="in a with statement already"), d:
             pass
         assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ({}, "has returned nothing for partition 7"),
+        ({"w": "x"}, r"not of numbers for partition 7: 'w' is 'x'"),
+        ([1.0, [[1], [1, 2]]], r"not of numbers for partition 7: number 1 is \[\[1\], \[1, 2\]\]"),
+        ({1: 2.0, "w": 1.0}, r"keys are no names for partition 7: \[1, 'w'\]"),
+    ],
+)
+def test_updates_that_are_none_are_named(update, words):
+    with pytest.raises(TypeError, match=words):
+        gradient_task.take_apart(update, 7)
 
 
 def test_an_update_that_is_too_large_is_named(spark):

@@ -10,22 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
-pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
-
-from pyspark import cloudpickle
-
 import tf_dsgd.spark
 from tests import helpers
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.session import check_java, session, slots
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    # Py4J and pyspark leave it to garbage collection to close theirs.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
 
 
 def on_a_cluster(cluster=None, data=None, epochs=2):
@@ -79,7 +67,7 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
     data = tf_dsgd.spark.partitions(df, (["a.b", "v`w"], "y"), 8)
     other = tf_dsgd.spark.partitions(spark.range(10, numPartitions=5), ("id",), 3)
 
-    def train(data, other):
+    def train(data, others):
         import keras
         import tensorflow as tf
 
@@ -94,10 +82,13 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
         steps = [worker.steps for worker in strategy.ledger().workers]
         # The chief is on the workers' machine, and has their files.
         contexts = [tf.distribute.InputContext(2, worker) for worker in range(2)]
+        other = others["in a dict"][0]
         ids = [[batch.numpy().tolist() for batch in other(context)] for context in contexts]
         return losses, steps, [place.rows for place in data.places], ids
 
-    losses, steps, counts, ids = tf_dsgd.spark.Distributor(2).run(train, data, other)
+    losses, steps, counts, ids = tf_dsgd.spark.Distributor(2).run(
+        train, data, {"in a dict": [other]}
+    )
     want = np.mean([(a + sum(v) - y) ** 2 for a, v, y in rows])
     np.testing.assert_allclose(losses, [want, want], rtol=1e-5)
     assert counts == [10, 30]  # partitions 0 and 2 are worker 0's, partition 1 worker 1's
@@ -194,10 +185,40 @@ def test_bad_input_is_refused_by_name(spark):
         partitions(df, ("a",), 8)
     with pytest.raises(ValueError, match=r"Column 'v' must hold arrays of one length.*1 to 2"):
         partitions(df, ("v",), 8)
-    with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
-        partitions(df, ("v",), 0)
+    for batch_size in (0, True, None, 1.0, "8"):
+        with pytest.raises(ValueError, match="batch_size must be an integer of at least 1"):
+            partitions(df, ("v",), batch_size)
     with pytest.raises(ValueError, match=r"The DataFrame has no column 'a\.b'"):
         partitions(df, ("a.b",), 8)
+    numbers = spark.range(3).toDF("a")
+    with pytest.raises(ValueError, match=r"Column 'a' is more than once in \['a', 'a'\]"):
+        partitions(numbers, (["a", "a"],), 8)
+    for twice in (["a", "b", "a"], ["a", "b", "A"]):  # to Spark these are one, too
+        df = numbers.selectExpr("a", "a", "a").toDF(*twice)
+        with pytest.raises(ValueError, match=r"several columns that Spark takes for 'a'"):
+            partitions(df, (["a", "b"],), 8)
+        partitions(df, ("b",), 8)
+    for columns in ((), "a", ["a"], ("a", "a", "a", "a"), ([],), (3,), ({"x": "a"},)):
+        with pytest.raises(ValueError, match=r"columns? must be|Each of columns must be"):
+            partitions(numbers, columns, 8)
+
+
+def test_partitions_say_what_they_are_and_where_they_can_be_used(spark):
+    import tensorflow as tf
+
+    df = spark.range(3).selectExpr("id as a", "id as b", "id as y")
+    data = tf_dsgd.spark.partitions(df, (["a", "b"], "y"), 8, shuffle_rows=2)
+    assert repr(data) == "partitions(df, (['a', 'b'], 'y'), batch_size=8, shuffle_rows=2)"
+    outside = "has no rows here.*is an argument of train"
+    for context in (None, tf.distribute.InputContext(2, 0)):
+        with pytest.raises(RuntimeError, match=outside):
+            data(context)
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1))
+    with pytest.raises(RuntimeError, match=outside):
+        strategy.distribute_datasets_from_function(data)
+    for argument in (data, [data], {"a": (1, [data])}):
+        with pytest.raises(ValueError, match="needs a function and local_mode=False"):
+            tf_dsgd.spark.Distributor(1, local_mode=True).run(print, argument)
 
 
 def test_a_script_that_fails_for_good_ends_all_with_its_last_words(spark, tmp_path):

@@ -1,25 +1,12 @@
 """On executors that are processes of their own, and are killed."""
 
 import pathlib
-import sys
 
 import numpy as np
 import psutil
-import pytest
-
-pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
-
-from pyspark import cloudpickle
 
 import tf_dsgd.spark
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.alone,
-    # Py4J and pyspark leave it to garbage collection to close theirs.
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-]
 EXECUTOR = "CoarseGrainedExecutorBackend"  # Spark's class that an executor's Java runs
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from pyspark import cloudpickle
 
 from tf_dsgd.resuming import ENDS_TRAINING, PARENT_FD
-from tf_dsgd.spark.partitions import Partitions, Place
+from tf_dsgd.spark.partitions import Place, within
 
 
 def place(arguments: Sequence[Any], keys: Sequence[str], places: Sequence[Any]) -> None:
     """Tells data sets among the arguments where each worker has their rows: (paths, bytes)."""
-    for data in (argument for argument in arguments if isinstance(argument, Partitions)):
+    for data in within(arguments):
         number = keys.index(data.key)
         size = data.layout.dtype().itemsize
         data.places = [Place(worker[number][0], worker[number][1] // size) for worker in places]

@@ -104,7 +104,7 @@ class DeepDist:
         self._seen: set[tuple[int, int, int, int]] = set()
         self._staleness: list[int] = []
         self._descent: Callable[[Any, Any], Any] | None = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._server: Server | None = None
 
     def __enter__(self) -> DeepDist:
@@ -148,7 +148,10 @@ class DeepDist:
         Raises:
             RuntimeError: outside of `with`.
             ValueError: if the RDD has no partitions.
-            Exception: what `descent` raised. What `gradient` raised comes as Spark's error.
+            TypeError: if `descent` leaves something else than the model's arrays, or if others
+                changed it since.
+            BaseException: what `descent` raised; a `sys.exit` in it ends the program, as anywhere.
+                What `gradient` raised comes as Spark's error.
         """
         if self._server is None:
             raise RuntimeError(
@@ -184,9 +187,10 @@ class DeepDist:
 
     def _begin(self, descent: Callable[[Any, Any], Any]) -> None:
         with self._mutex:
+            self._weights()  # which may have been changed since
             self._job += 1
             self._descent, self._error = descent, None
-            self._fetched = None  # the model may have been changed since
+            self._fetched = None
             self._counts.clear()
             self._seen.clear()
             self._staleness.clear()
@@ -240,13 +244,14 @@ class DeepDist:
         if self._descent is None:
             raise RuntimeError("There is no training in the driver.")
         if self._error is not None:  # Spark runs a task that failed again, and so would a descent
-            raise RuntimeError(f"descent has failed before: {self._error}")
+            raise RuntimeError(f"descent has failed before: {self._error!r}")
         try:
             self._descent(self.model, gradient_task.put_together(header["form"], arrays))
-        except Exception as error:
+            self._weights()
+        except BaseException as error:  # of whatever kind, `train` raises it where the user is
             self._error = error
             self._fetched = None  # it may be half changed
-            raise
+            raise RuntimeError(f"descent has failed: {error!r}") from None
         self._seen.add(key)
         self._staleness.append(self._version - header["version"])
         self._version += 1
@@ -268,11 +273,21 @@ def _checked(model: Any) -> Callable[[], list[np.ndarray]]:
             "model must be a Keras model, or a dict of arrays with at least one. Received: "
             f"{model!r}."
         )
-    for name, array in model.items():
-        if not isinstance(name, str) or np.asarray(array).dtype.kind not in "biufc":
+    names = list(model)
+
+    def arrays() -> list[np.ndarray]:
+        if set(model) != set(names):
             raise TypeError(
-                "A dict that is a model has names as keys and arrays of numbers as values. "
-                f"Received: {name!r}: {array!r}."
+                "A model's arrays must keep their names. It had "
+                f"{sorted(names)}, and descent, or who else changed it, left {list(model)}."
             )
-    names = sorted(model)
-    return lambda: [np.asarray(model[name]) for name in names]
+        for name in names:
+            if not isinstance(name, str) or np.asarray(model[name]).dtype.kind not in "biufc":
+                raise TypeError(
+                    "A dict that is a model has names as keys and arrays of numbers as values. "
+                    f"Received: {name!r}: {model[name]!r}."
+                )
+        return [np.asarray(model[name]) for name in sorted(names)]
+
+    arrays()
+    return arrays

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 
 from tf_dsgd.checks import integer, positive_int, truth
 from tf_dsgd.spark import barrier_task, rows_task
-from tf_dsgd.spark.partitions import Partitions
+from tf_dsgd.spark.partitions import Partitions, within
 from tf_dsgd.spark.session import driver, session, slots
 from tf_dsgd.transport import frames
 from tf_dsgd.transport.answering import Server
@@ -78,8 +78,8 @@ class Distributor:
 
         Args:
             train: a function, or the path of a script, which all machines must have.
-            args: the function's arguments, which may be `tf_dsgd.spark.partitions`; or the
-                script's, each written as text.
+            args: the function's arguments, which may be `tf_dsgd.spark.partitions`, or lists,
+                tuples or dicts of such; or the script's, each written as text.
 
         Returns:
             What the function returned; None of a script. It is pickled: return a history or
@@ -96,7 +96,7 @@ class Distributor:
         script = isinstance(train, (str, os.PathLike))
         if not script and not callable(train):
             raise TypeError(f"train must be a function or a script's path. Received: {train!r}.")
-        datasets = list({arg.key: arg for arg in args if isinstance(arg, Partitions)}.values())
+        datasets = list({data.key: data for data in within(args)}.values())
         if datasets and (script or self.local_mode):
             raise ValueError(
                 "tf_dsgd.spark.partitions needs a function and local_mode=False: the rows go to "

@@ -41,7 +41,13 @@ def work(
         base = {"job": job.number, "epoch": job.epoch, "partition": partition}
         fetched = frames.ask(job.address, job.token, {"do": "fetch", **base})
         model = model_of(job, fetched.arrays)
-        form, arrays = take_apart(gradient(model, itertools.chain(first, rows)), partition)
+        try:
+            update = gradient(model, itertools.chain(first, rows))
+        except (SystemExit, KeyboardInterrupt) as error:  # of which Spark would show a code alone
+            raise RuntimeError(
+                f"gradient has ended itself for partition {partition}, by {error!r}."
+            ) from None
+        form, arrays = take_apart(update, partition)
         size = sum(array.nbytes for array in arrays)
         if size > job.most_bytes:
             raise ValueError(
@@ -79,20 +85,30 @@ def take_apart(update: Any, partition: int) -> tuple[Any, list[np.ndarray]]:
             f"gradient has returned nothing for partition {partition}. {must} Received: {update!r}."
         )
     if isinstance(update, Mapping):
-        named = {repr(name): update[name] for name in sorted(update)}
-        form: Any = sorted(update)
+        if not all(isinstance(name, str) for name in update):
+            raise TypeError(
+                f"gradient has returned a dict whose keys are no names for partition {partition}: "
+                f"{list(update)}. {must}"
+            )
+        named = {repr(name): update[name] for name in update}
+        form: Any = list(update)
     elif isinstance(update, (list, tuple)):
         named, form = {f"number {n}": each for n, each in enumerate(update)}, "list"
     else:
         named, form = {"all of it": update}, "array"
-    arrays = {name: np.asarray(value) for name, value in named.items()}
-    for name, array in arrays.items():
+    arrays = []
+    for name, value in named.items():
+        try:
+            array = np.asarray(value)
+        except ValueError:  # lists of several lengths
+            array = np.asarray(None)
         if array.dtype.kind not in "biufc":
             raise TypeError(
                 f"gradient has returned what is not of numbers for partition {partition}: {name} "
-                f"is {named[name]!r}. {must}"
+                f"is {value!r}. {must}"
             )
-    return form, list(arrays.values())
+        arrays.append(array)
+    return form, arrays
 
 
 def put_together(form: Any, arrays: list[np.ndarray]) -> Any:

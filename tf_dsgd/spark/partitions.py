@@ -6,8 +6,10 @@ them to the tasks of workers, which write them to a file each; TensorFlow reads 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,8 @@ def partitions(
 ) -> Partitions:
     """Gives the rows of a DataFrame for training with `tf_dsgd.spark.Distributor`.
 
-    Pass it to `Distributor.run` as an argument of `train`, and there
+    Pass it to `Distributor.run` as an argument of `train`, or in a list, tuple or dict that is one,
+    and there
 
         model.fit(strategy.distribute_datasets_from_function(data), shuffle=False)
 
@@ -58,8 +61,8 @@ def partitions(
     Args:
         df: a `pyspark.sql.DataFrame`.
         columns: what `fit` takes: `(x, y)` or `(x, y, sample_weight)`, where each is the name of a
-            column, or a list of names that become one array. Columns are of numbers, truth values,
-            or arrays of numbers, all of one length in a column; without nulls.
+            column, or a list of names that become one array; or `(x,)`. Columns are of numbers,
+            truth values, or arrays of numbers, all of one length in a column; without nulls.
         batch_size: rows of a mini-batch; at least 1.
         shuffle_rows: from how many rows the next one is drawn, anew each epoch; 0 keeps the order.
 
@@ -67,8 +70,9 @@ def partitions(
         Partitions, a function that `strategy.distribute_datasets_from_function` takes.
 
     Raises:
-        ValueError: for a column that is not there, or holds something else, naming it; for arrays
-            of several lengths. Nulls are found as training starts, and named by Spark's error.
+        ValueError: for a column that is not there, is there twice, is named twice in a list, or
+            holds something else, naming it; for arrays of several lengths. Nulls are found as
+            training starts, and named by Spark's error.
 
     Example:
 
@@ -141,16 +145,33 @@ class Partitions:
         """The workers' files, in a `train` that `Distributor.run` has called."""
         self._df = df
 
+    def __repr__(self) -> str:
+        columns = tuple(names if shape else names[0] for names, _, shape in self.layout.arrays)
+        return (
+            f"partitions(df, {columns}, batch_size={self.batch_size}, "
+            f"shuffle_rows={self.shuffle_rows})"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_df": None}  # which is the driver's alone
 
     def __call__(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         """The dataset of a worker, as `distribute_datasets_from_function` asks for it."""
+        if not self.places:
+            raise RuntimeError(
+                f"{self} has no rows here. It has where tf_dsgd.spark.Distributor(...).run(train, "
+                "data) calls train, and is an argument of train, or in a list, tuple or dict that "
+                "is one. A variable that train finds outside of itself is none."
+            )
+        if not isinstance(context, tf.distribute.InputContext):
+            raise TypeError(
+                f"{self} is called by strategy.distribute_datasets_from_function(data), with a "
+                f"tf.distribute.InputContext. Received: {context!r}."
+            )
         if context.num_input_pipelines != len(self.places):
             raise ValueError(
-                "tf_dsgd.spark.partitions is read by the workers of the Distributor that it was "
-                f"given to, and that has {len(self.places)} workers, not "
-                f"{context.num_input_pipelines}. Call Distributor(...).run(train, data), and use "
+                f"{self} is read by the {len(self.places)} workers of the Distributor that it was "
+                f"given to, and the strategy here has {context.num_input_pipelines}. Use "
                 "tf_dsgd.TFCluster(), the default, in train."
             )
         place = self.places[context.input_pipeline_id]
@@ -179,15 +200,37 @@ class Partitions:
         return rows.map(rows_task.keyed(self.key))
 
 
+def within(arguments: Any) -> Iterator[Partitions]:
+    """Those that are arguments, or are in lists, tuples or dicts that are."""
+    if isinstance(arguments, Partitions):
+        yield arguments
+    elif isinstance(arguments, (list, tuple)):
+        for each in arguments:
+            yield from within(each)
+    elif isinstance(arguments, dict):
+        yield from within(list(arguments.values()))
+
+
 def _names(column: Any, df: Any) -> list[str]:
     names = [column] if isinstance(column, str) else column
     if not isinstance(names, list) or not names:
         raise ValueError(
             f"Each of columns must be a column's name, or a list of names. Received: {column!r}."
         )
+    twice = [name for name, times in collections.Counter(map(repr, names)).items() if times > 1]
+    if twice:
+        raise ValueError(f"Column {twice[0]} is more than once in {names}. Name it once.")
+    cases = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    same = str if cases else str.lower
     for name in names:
         if name not in df.columns:
             raise ValueError(f"The DataFrame has no column {name!r}. It has: {df.columns}.")
+        alike = [each for each in df.columns if same(each) == same(name)]
+        if len(alike) > 1:
+            raise ValueError(
+                f"The DataFrame has several columns that Spark takes for {name!r}: {alike}. Rename "
+                "them, as by df.toDF(...)."
+            )
         kind = df.schema[name].dataType
         if _dtype(kind) is None:
             raise ValueError(

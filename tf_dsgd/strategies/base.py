@@ -314,6 +314,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             return tf.nest.map_structure(sample, value.element_spec)
         return super().reduce(reduce_op, value, axis)
 
+    @_tf.as_written
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs a step.
 
@@ -345,8 +346,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                     with tf.init_scope():
                         self.batches.traced(program)
                 return program.step_of_chief()
-        new_args, new_kwargs = with_batch(token.batch())
-        return super().run(fn, new_args, new_kwargs, options)
+        return super().run(fn, *with_batch(token.batch()), options)
 
     def _run_here(self, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
         """A step on data of its own, as in `train_on_batch`: no worker takes part."""
@@ -379,7 +379,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             args, kwargs = with_batch(batch)
             return run(fn, args, kwargs)
 
-        with tf.autograph.experimental.do_not_convert(self.engine.tracing)():
+        with self.engine.tracing():
             model = fn.__self__ if is_train_step(fn) else None
             step = TracedStep(
                 run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model
@@ -397,7 +397,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         held = self.placement.held()
         if held != self._announced:
             self._announced = held
-            tf.autograph.experimental.do_not_convert(self.cluster.announce)(held)
+            self.cluster.announce(held)
         fit_program = FitProgram(program, step, fn, token.element_spec)
         self.batches.programs.add(fit_program)
         if tf.executing_eagerly():

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd._tf_errors import in_short
+from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.pipelines import Progress, Source
 from tf_dsgd.strategies.position import Position
 
@@ -163,15 +164,16 @@ class Stream:
         """Where workers take batches from."""
         return self._queue.queue_ref
 
-    def take(self) -> bool:
+    def take(self, at_once: bool = False) -> bool:
         """Makes one more batch ready for the workers; False at the end of the data.
 
-        The first is made ready when it is used. Keras takes a token just to look at its type, and
-        a generator, or a `PyDataset` with threads of its own, does not begin twice.
+        The first is made ready when it is used, unless `at_once`. Keras takes a token just to look
+        at its type, and a generator, or a `PyDataset` with threads of its own, does not begin
+        twice.
         """
         if self.pipelines is not None:
             return self.pipelines.take()
-        if self._iterator is None and not self._owed:
+        if self._iterator is None and not (self._owed or at_once):
             self._owed = True
             return True
         return self.make_ready() and self._take()
@@ -385,15 +387,27 @@ class TokenIterator:
         )
 
     def __next__(self) -> Token:
+        # A loop of one's own over nothing ends before its first turn.
+        return self.take(at_once=self.opened or model_that_calls(_tf.LOOKS_AT_DATA) is None)
+
+    def take(self, at_once: bool = False) -> Token:
+        """The next token.
+
+        Raises:
+            StopIteration: at the end of the data. Of no data, unless `at_once`, the first token's
+                use raises OutOfRangeError.
+        """
         if not tf.executing_eagerly():
             self.get_next_as_optional()
-        if not self.dataset.strategy.batches.next_token(self):
+        if not self.dataset.strategy.batches.next_token(self, at_once):
             raise StopIteration
         return self._token
 
 
 class _Steps:
     """Tokens of one `iter(iterator)`: Keras wants `OutOfRangeError` when there is none at all.
+
+    A loop of one's own does not.
 
     Keras makes `steps_per_execution` calls of its step with as many tokens. Once the iterator is
     known to be `fit`'s, those calls would do nothing but show logs, so one token stands for all of
@@ -413,9 +427,9 @@ class _Steps:
         if self._begun and self._at_once:
             raise StopIteration
         try:
-            token = next(self._iterator)
+            token = self._iterator.take(at_once=self._iterator.opened or _is_loop_of_ones_own())
         except StopIteration:
-            if self._begun:
+            if self._begun or _is_loop_of_ones_own():
                 raise
             raise tf.errors.OutOfRangeError(None, None, "End of the data.") from None
         self._begun = True
@@ -424,6 +438,11 @@ class _Steps:
                 break
         self._iterator.await_logs()
         return token
+
+
+def _is_loop_of_ones_own() -> bool:
+    """Whether no method of Keras's goes through the data."""
+    return model_that_calls("fit", "evaluate") is None
 
 
 class TokenDataset(_tf.DistributedDataset):

@@ -64,10 +64,11 @@ class HandingOut:
         if self.iterations is not None:
             self.iterations.restore(state)
 
-    def next_token(self, iterator: TokenIterator) -> bool:
+    def next_token(self, iterator: TokenIterator, at_once: bool) -> bool:
         """Makes a batch ready, and hands it out as soon as it is known to be for training.
 
-        Returns False at the end of the data.
+        Returns False at the end of the data. The first batch is made ready when it is used, unless
+        `at_once`.
         """
         self.resolve()
         if iterator.passing:
@@ -75,7 +76,7 @@ class HandingOut:
             self._passes.tokens += 1
             return True
         try:
-            if not iterator.stream.take():
+            if not iterator.stream.take(at_once):
                 return False
         except tf.errors.OpError:
             self._engine.settle()  # the batches before the one that failed
