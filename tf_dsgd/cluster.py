@@ -19,12 +19,13 @@ from tf_dsgd.engine import devices, local, remote
 from tf_dsgd.engine import schedule as schedules
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.faults import FaultScript
+from tf_dsgd.engine.links import Links
 from tf_dsgd.engine.scheduled import ScheduledEngine
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.simulator import SimulatorEngine
 from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
-from tf_dsgd.simulation.delays import Constant, delays
+from tf_dsgd.simulation.delays import Constant, bytes_per_second, delays
 from tf_dsgd.simulation.faults import Fault
 from tf_dsgd.simulation.faults import checked as checked_faults
 from tf_dsgd.transport import cluster_spec, listening
@@ -347,6 +348,9 @@ class SimulatedCluster(Cluster):
             `tf_dsgd.LogNormal`, `tf_dsgd.Pareto`, `tf_dsgd.Straggler`, or a sequence of these, one
             per worker.
         network_seconds: virtual time of a message one way, likewise.
+        network_bytes_per_second: of each worker's own link, for what it sends and what it fetches,
+            each of which takes `network_seconds` + bytes / this; above 0. None where bytes take no
+            time. Not with a schedule.
         seed: integer of at least 0; seeds the delays, and nothing else.
         schedule: who fetches, steps and sends in which order, in place of delays and of what the
             algorithm's periods and `max_staleness` would say: a list of entries
@@ -395,6 +399,7 @@ class SimulatedCluster(Cluster):
         *,
         compute_seconds: Any = 1.0,
         network_seconds: Any = 0.0,
+        network_bytes_per_second: float | None = None,
         seed: int = 0,
         schedule: Iterable[Any] | None = None,
         num_shards: int = 1,
@@ -412,19 +417,26 @@ class SimulatedCluster(Cluster):
         self.workers_can_leave = bool(self._faults) or self._late_after is not None
         self._compute = delays("compute_seconds", compute_seconds, self.num_workers)
         self._network = delays("network_seconds", network_seconds, self.num_workers)
+        self.network_bytes_per_second = bytes_per_second(network_bytes_per_second)
         self._seed = integer("seed", seed, 0, below=1 << 128)
         self._schedule = None
         if schedule is not None:
             _check_alone(
-                {"faults": self._faults, "late_after_seconds": self._late_after},
+                {
+                    "faults": self._faults,
+                    "late_after_seconds": self._late_after,
+                    "network_bytes_per_second": self.network_bytes_per_second,
+                },
                 compute_seconds=(compute_seconds, set(self._compute) != {Constant(1.0)}),
                 network_seconds=(network_seconds, set(self._network) != {Constant(0.0)}),
                 seed=(seed, self._seed != 0),
             )
             self._schedule = schedules.checked(schedule, self.num_workers)
+        rate = self.network_bytes_per_second
         self._repr = (
             f"SimulatedCluster({num_workers}, compute_seconds={compute_seconds}, "
-            f"network_seconds={network_seconds}, seed={seed}"
+            f"network_seconds={network_seconds}"
+            f"{'' if rate is None else f', network_bytes_per_second={rate:g}'}, seed={seed}"
             f"{devices.shown(self.devices_per_worker)})"
         )
 
@@ -449,7 +461,8 @@ class SimulatedCluster(Cluster):
         faults = None
         if self.workers_can_leave:
             faults = FaultScript(self._faults, self.num_workers, self._timeout)
-        return SimulatorEngine(store, scheduler, self._compute, self._network, self._seed, faults)
+        links = Links(self._network, self.network_bytes_per_second, store)
+        return SimulatorEngine(store, scheduler, self._compute, links, self._seed, faults)
 
 
 def _late_after(value: Any) -> float | None:

@@ -45,6 +45,12 @@ class Worker(Place, Protocol):
     ) -> tf.Variable:
         """As `Place.cell`; with `copy_weight` it is at first the weight."""
 
+    def encoded(self, index: int, emitted: Any, square: tf.Tensor) -> None:
+        """Says, of what `Codec.encode` is given for weight `index`, what is measured of messages.
+
+        How many of its elements are in the message, and the square of its 2-norm.
+        """
+
     def reset_optimizer(self) -> None:
         """Gives what the compiled optimizer keeps on this worker its first values again."""
 

@@ -74,6 +74,13 @@ CLUSTERS = [
     *times("compute_seconds"),
     *times("network_seconds"),
     Rule(
+        "network_bytes_per_second is a positive, finite number, or None",
+        argument("network_bytes_per_second"),
+        rule.not_reals(rule.between(0, math.inf)).filter(lambda value: value is not None),
+        [0.5, 12.5e6, None],
+        ("network_bytes_per_second must be a finite number above 0", "or None"),
+    ),
+    Rule(
         "seed is an integer of at least 0",
         argument("seed"),
         rule.not_integers(0, below=1 << 128),

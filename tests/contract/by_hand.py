@@ -12,6 +12,7 @@ class Place:
         self.weights = [tf.Variable(value) for value in values]
         self._first = first
         self._cells = {}
+        self.said = {}
 
     def cell(self, name, index, *, shape=None, dtype=None, copy_weight=False):
         weight = self.weights[index]
@@ -19,6 +20,9 @@ class Place:
             empty = tf.zeros(weight.shape if shape is None else shape, dtype or weight.dtype)
             self._cells[name, index] = tf.Variable(weight if copy_weight else empty)
         return self._cells[name, index]
+
+    def encoded(self, index, emitted, square):
+        self.said[index] = int(emitted), float(square)
 
     def is_sparse(self, index):
         return False

@@ -22,6 +22,8 @@ class Memory:
         self.weight = worker.weights[index]
         self.dtype = tf.float32 if self.weight.dtype.size < 4 else self.weight.dtype
         self.index = index
+        self.emitted: tf.Tensor | int | None = None
+        """How many elements are in the message; None for all of them."""
         self._worker, self._rows = worker, rows
 
     def read(self, name: str) -> tf.Tensor:
@@ -63,14 +65,25 @@ class Lossy(algorithm.Codec, abc.ABC):
         if not tensor.dtype.is_floating:
             return [tensor]
         if not isinstance(tensor, tf.IndexedSlices):
-            memory = Memory(worker, index, None)
-            return self.compress(memory, self._checked(memory, tensor))
+            return self._compressed(worker, Memory(worker, index, None), tensor)
         tensor = arithmetic.merged_rows(tensor)
         memory = Memory(worker, index, tensor.indices)
-        return [tensor.indices, *self.compress(memory, self._checked(memory, tensor.values))]
+        return [tensor.indices, *self._compressed(worker, memory, tensor.values)]
 
-    def _checked(self, memory: Memory, value: tf.Tensor) -> tf.Tensor:
-        """The value, as it is computed with; what is not finite would stay in a residual."""
+    def _compressed(
+        self, worker: algorithm.Worker, memory: Memory, value: tf.Tensor
+    ) -> list[tf.Tensor]:
+        value, square = self._checked(memory, value)
+        sent = self.compress(memory, value)
+        emitted = number_of(value) if memory.emitted is None else memory.emitted
+        worker.encoded(memory.index, emitted, square)
+        return sent
+
+    def _checked(self, memory: Memory, value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The value, as it is computed with, and its square.
+
+        What is not finite would stay in a residual.
+        """
         message = (
             f"A gradient of weight {memory.index}, of the shape {memory.weight.shape}, is not "
             f"finite, or its square is not, and {self!r} cannot send it. Lower the learning rate, "
@@ -78,9 +91,9 @@ class Lossy(algorithm.Codec, abc.ABC):
         )
         value = tf.cast(value, memory.dtype)
         # One pass over the elements, a fifth of what it costs to look at each.
-        finite = tf.debugging.check_numerics(tf.nn.l2_loss(value), message)
-        with tf.control_dependencies([finite]):
-            return tf.identity(value)
+        half = tf.debugging.check_numerics(tf.nn.l2_loss(value), message)
+        with tf.control_dependencies([half]):
+            return tf.identity(value), 2.0 * half
 
     def decode(self, place: algorithm.Place, index: int, sent: Sequence[Gradient]) -> Gradient:
         weight = place.weights[index]

@@ -94,6 +94,7 @@ class Threshold(Lossy):
         grown = tf.reshape(memory.read("residual") + value, [-1])
         tau = memory.as_applied(tf.constant(float(self.tau), memory.dtype))
         places = tf.where(tf.abs(grown) > tau)
+        memory.emitted = tf.shape(places, tf.int64)[0]
         positive = tf.gather_nd(grown, places) > 0
         sent = tf.where(positive, tau, -tau)
         residual = tf.reshape(tf.tensor_scatter_nd_sub(grown, places, sent), tf.shape(value))

@@ -86,7 +86,8 @@ class TopK(Lossy):
             value = memory.read("momentum") * tf.cast(self.momentum, memory.dtype) + value
         shape = tf.shape(value)
         gathered = tf.reshape(memory.read("residual") + value, [-1])
-        places = tf.math.top_k(tf.abs(gathered), self._count(gathered), sorted=False).indices
+        memory.emitted = self._count(gathered)
+        places = tf.math.top_k(tf.abs(gathered), memory.emitted, sorted=False).indices
         values = tf.cast(tf.gather(gathered, places), memory.weight.dtype)
         rest = tf.tensor_scatter_nd_sub(gathered, places[:, None], tf.cast(values, memory.dtype))
         memory.write("residual", tf.reshape(rest, shape))

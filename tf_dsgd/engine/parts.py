@@ -27,8 +27,9 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm, Message
+from tf_dsgd.algorithm import Algorithm, Codec, Message
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.engine import traffic
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.merged import Collected, Merged, merged
 from tf_dsgd.engine.rows import RowLog
@@ -288,7 +289,12 @@ class Parts:
 
         def encoded() -> list[list[Gradient]]:
             tensors = self.algorithm.local.message(self._worker)
-            return [self._codec.encode(self._worker, i, t) for i, t in enumerate(tensors)]
+            self._worker.said = {}
+            sent = [self._codec.encode(self._worker, i, t) for i, t in enumerate(tensors)]
+            if type(self._codec) is not Codec:
+                row = traffic.row(tensors, sent, self._worker.said)
+                self.store.traffic.template.assign_add(row, read_value=False)
+            return sent
 
         of_weights = self.step.on_worker(encoded)
         self._encoded = [len(tensors) for tensors in of_weights]
@@ -455,6 +461,9 @@ class Parts:
         self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
         for each, value in merges:
             each.take(value)
+        if self.store.counts_fetched:
+            total = tf.cast(traffic.bytes_of(list(parcels)), tf.int64)
+            self.store.fetched.template.assign(total, read_value=False)
         fixed, begun, _ = clock_parts(clock, len(self.shards))
         self._set_clock({}, fixed, begun, tf.stack(versions))
         return versions[0]

@@ -1,6 +1,6 @@
 """Workers as turns on a virtual clock: any delay can be produced, and any run repeated.
 
-One worker's round, from time t, with network latency L and compute time C per mini-batch:
+One worker's round, from time t, with network time L and compute time C per mini-batch:
 
     t                    fetch: the shard's weights at t are on the worker at t + L
     t + L                computes its mini-batches, from batches taken at t
@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,7 @@ from tf_dsgd.engine import simulated_state
 from tf_dsgd.engine.base import Engine, nothing_to_explain, steps_tensor
 from tf_dsgd.engine.faults import Faults, FaultScript, InParts
 from tf_dsgd.engine.interrupts import held_back
+from tf_dsgd.engine.links import Delay, Links
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import BatchQueues
 from tf_dsgd.engine.scheduler import Scheduler
@@ -41,12 +42,6 @@ from tf_dsgd.membership.lease import Lease, LeaseState
 from tf_dsgd.membership.task import Task
 
 
-class Delay(Protocol):
-    """Virtual seconds, one number after another (`tf_dsgd.simulation.delays`)."""
-
-    def draw(self, random: np.random.Generator, now: float) -> float: ...
-
-
 class SimulatorEngine(Engine):
     """Deterministic asynchrony in one thread, with deterministic faults.
 
@@ -54,7 +49,7 @@ class SimulatorEngine(Engine):
         store: what workers own.
         scheduler: who does what next.
         compute: virtual seconds of a mini-batch, for each worker.
-        network: virtual seconds of a message, for each worker.
+        network: virtual seconds of what workers send and fetch.
         seed: of these.
         faults: what befalls workers and shards; None where nothing does, nor can.
     """
@@ -66,7 +61,7 @@ class SimulatorEngine(Engine):
         store: Store,
         scheduler: Scheduler,
         compute: Sequence[Delay],
-        network: Sequence[Delay],
+        network: Links,
         seed: int,
         faults: FaultScript | None,
     ):
@@ -372,7 +367,7 @@ class SimulatorEngine(Engine):
         random, time, spent = self._random[m], self.now, 0.0
         if fetches:
             watch.enter("fetch", at=time)
-            time += self._network[m].draw(random, time)
+            time += self._network.fetch(m, random, time)
         watch.enter("compute", at=time)
         for _ in range(steps):
             spent += self._compute[m].draw(random, time + spent)
@@ -386,7 +381,8 @@ class SimulatorEngine(Engine):
         m = task.index
         self.watches[m].enter("push", at=time)
         lease = self.scheduler.collected(task, message)
-        self.turns.put(time + self._network[m].draw(self._random[m], time), task, lease, message)
+        arrives = time + self._network.message(m, self._random[m], time, message)
+        self.turns.put(arrives, task, lease, message)
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -484,7 +480,7 @@ class SimulatorEngine(Engine):
         self.scheduler.begins(task, self.now)
         message, computed = self._run(task, lease)
         self.watches[m].enter("push", at=computed)
-        arrives = computed + self._network[m].draw(self._random[m], computed)
+        arrives = computed + self._network.message(m, self._random[m], computed, message)
         happens = functools.partial(self._has_backed_up, task, lease, message)
         self.turns.after(arrives - self.now, happens)
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.engine.traffic import COLUMNS
 from tf_dsgd.membership.task import Task
 from tf_dsgd.transport.aside import Aside
 
@@ -134,6 +135,8 @@ class Store:
         """Whether each worker's variables are there."""
         self.may_be_late = False
         """Whether the engine lets a worker compute what another is late with."""
+        self.counts_fetched = False
+        """Whether workers count the bytes of what they fetch."""
         self._last_sequences = [0] * self.num_workers
         self._all: list[Replicated] = []
         self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
@@ -220,6 +223,18 @@ class Store:
         """Where rounds of one call add up each worker's seconds: of the fetch, of the steps."""
         with tf.init_scope():
             return self.replicate(lambda _: np.zeros([2]), dtype=tf.float64, name="laps")
+
+    @functools.cached_property
+    def fetched(self) -> Replicated:
+        """Bytes of each worker's last fetch."""
+        with tf.init_scope():
+            return self.replicate(lambda _: np.zeros([], np.int64), dtype=tf.int64, name="fetched")
+
+    @functools.cached_property
+    def traffic(self) -> Replicated:
+        """What each worker's messages were made of, in all: see `engine.traffic`."""
+        with tf.init_scope():
+            return self.replicate(lambda _: np.zeros([COLUMNS]), dtype=tf.float64, name="traffic")
 
     def cell(self, key: Any, make: Callable[[], Replicated]) -> Replicated:
         """The replicated variable known by `key`, created when first asked for."""

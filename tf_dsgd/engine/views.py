@@ -12,6 +12,7 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithm import Message
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.state import Replicated
+from tf_dsgd.engine.traffic import Encoded
 
 if TYPE_CHECKING:
     from tf_dsgd.engine.parts import Parts
@@ -23,6 +24,11 @@ class WorkerView:
     def __init__(self, program: Parts):
         self._program = program
         self.weights = [v.on_workers().template for v in program.step.weights]
+        self.said: dict[int, Encoded] = {}
+        """While a message is traced: by weight, what the codec says of its tensor."""
+
+    def encoded(self, index: int, emitted: Any, square: tf.Tensor) -> None:
+        self.said[index] = Encoded(emitted, square)
 
     def cell(
         self,

@@ -208,6 +208,16 @@ def seconds(name: str, value: Any) -> float:
     return found
 
 
+def bytes_per_second(value: Any) -> float | None:
+    """Checks how fast a link is; None for one on which bytes take no time."""
+    if value is not None and not 0 < real(value) < math.inf:
+        raise ValueError(
+            "network_bytes_per_second must be a finite number above 0 (12.5e6 is 100 Mbit/s), or "
+            f"None for a network on which bytes take no time. Received: {value!r}."
+        )
+    return None if value is None else float(value)
+
+
 def _number(name: str, value: Any, least: float, most: float) -> None:
     if not least <= real(value) <= most:
         raise ValueError(

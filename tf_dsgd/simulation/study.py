@@ -359,6 +359,11 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
             "exchange must be an ExchangeRule, such as a strategy's `algorithm.exchange`. "
             f"Received: {exchange!r}."
         )
+    if cluster.network_bytes_per_second is not None:
+        raise ValueError(
+            "A timetable computes no messages, whose bytes would take time: leave "
+            f"network_bytes_per_second out. Received: {cluster!r}."
+        )
     positive_int("num_batches", num_batches)
     engine = cluster.make_engine(exchange)
     engine.recorder = scribe = _Scribe(engine.num_workers)
