@@ -114,7 +114,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 self._optimizers.for_shards = type(shard_optimizer).from_config(
                     shard_optimizer.get_config()
                 )
-        unused.made(self)
+        unused.made(self, self._optimizers)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         check_arguments(cls, kwargs)
