@@ -42,7 +42,7 @@ def test_a_model_made_outside_the_scope_is_told_of_once(capsys):
 
 
 def halves(made, case):
-    """A model of which one part is in the scope: what is made, what is compiled, or the training."""
+    """One part of a model is in the scope: what is made, what is compiled, or the training."""
 
     def scope(part):
         return made.scope() if part == case else contextlib.nullcontext()
