@@ -89,6 +89,35 @@ def test_a_function_without_data_runs(strategy):
     assert [float(v) for v in strategy.experimental_local_results(double())] == [6.0]
 
 
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_what_was_done_is_read_after_a_loop_at_once(cluster, caplog):
+    """Though nobody has pushed by then; a function of the loop's is traced without a warning."""
+    strategy = tf_dsgd.DownpourStrategy(CLUSTERS[cluster](), push_every=50, fetch_every=50)
+    x, y = helpers.regression(96, ids=False)
+    with strategy.scope():
+        model, optimizer = make_model()
+        optimizer.build(model.trainable_variables)
+    replica_step = make_replica_step(model, optimizer)
+    distributed = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    )
+
+    def step(data):
+        strategy.run(replica_step, args=(data,))
+
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    try:
+        for epoch, run in enumerate((step, tf.function(step)), 1):
+            for data in distributed:
+                run(data)
+            assert strategy.steps == 12 * epoch
+            assert 1 <= strategy.updates == strategy.ledger().applied == strategy.staleness().count
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "AutoGraph" not in caplog.text
+
+
 def test_a_loop_that_is_left_by_break(strategy):
     """Its last step was run, and is trained on."""
     x, y = helpers.regression(96, ids=False)

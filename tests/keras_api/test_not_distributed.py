@@ -1,5 +1,6 @@
 """Training in which a strategy was meant to take part, and does not: said, or refused."""
 
+import contextlib
 import gc
 
 import keras
@@ -37,6 +38,37 @@ def test_a_model_made_outside_the_scope_is_told_of_once(capsys):
     said = capsys.readouterr().err
     assert said.count("DownpourStrategy was made") == 1
     assert "inside `with strategy.scope():`" in said
+    assert made.steps == 0
+
+
+def halves(made, case):
+    """One part of a model is in the scope: what is made, what is compiled, or the training."""
+
+    def scope(part):
+        return made.scope() if part == case else contextlib.nullcontext()
+
+    with scope("made"):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="mine")
+    with scope("compiled"):
+        model.compile(keras.optimizers.Adam(name="theirs"), "mse")
+    with scope("trained"):
+        fit(model)
+
+
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [
+        ("compiled", "made outside the strategy's scope, and compiled"),
+        ("trained", "made outside the strategy's scope, and compiled"),
+        ("made", "made in a strategy's scope, and its optimizer 'theirs' was not"),
+    ],
+)
+def test_half_a_model_made_outside_the_scope_is_refused_by_its_name(case, what):
+    made = strategy()
+    with pytest.raises(ValueError, match="Make and compile it inside the same") as caught:
+        halves(made, case)
+    assert f"The model 'mine' was {what}" in str(caught.value)
+    assert "'theirs'" in str(caught.value)
     assert made.steps == 0
 
 

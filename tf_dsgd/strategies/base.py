@@ -114,7 +114,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 self._optimizers.for_shards = type(shard_optimizer).from_config(
                     shard_optimizer.get_config()
                 )
-        unused.made(self)
+        unused.made(self, self._optimizers)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         check_arguments(cls, kwargs)
@@ -139,7 +139,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def steps(self) -> int:
         """Mini-batches whose gradients or updates were applied, over all workers.
 
-        Counted by the shard, at the moment of reading; training is not waited for.
+        Counted by the shard, at the moment of reading; training is not waited for: `settle` does.
         """
         with self.engine.explained():
             return self._shards[0].steps_done()
@@ -387,15 +387,15 @@ class DistributedStrategy(tf.distribute.Strategy):
             if not step.weights:
                 return None
             with tf.init_scope():
-                self.engine.settle()  # not `self.settle`: this very token's step is not run yet
+                # Not `self.settle`: this very token's step is not run yet.
+                tf.autograph.experimental.do_not_convert(self.engine.settle)()
             if self._resets is not None:
                 step.fetch_resets(self._resets)
             program = Program(
                 step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
             )
             self.engine.prepare(program)
-        held = self.placement.held()
-        if held != self._announced:
+        if (held := self.placement.held()) != self._announced:
             self._announced = held
             self.cluster.announce(held)
         fit_program = FitProgram(program, step, fn, token.element_spec)

@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_errors
+from tf_dsgd.strategies.caller import model_that_calls
+from tf_dsgd.strategies.refused import of_two_scopes
 from tf_dsgd.strategies.rows import lookups, splitting, tables
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -153,6 +155,9 @@ class Scope:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
         result = self._scope.__exit__(kind, error, traceback)
         if isinstance(error, RuntimeError) and _tf_errors.says_other_strategy(error):
+            model = model_that_calls("fit", "evaluate", "predict", "train_on_batch", "compile")
+            if model is not None:
+                raise of_two_scopes(model) from None
             raise ValueError(
                 "The model or its optimizer was created outside this strategy's scope. Create "
                 "the model and the optimizer, and compile, inside `with strategy.scope():`."

@@ -77,6 +77,8 @@ class HandingOut:
             return True
         try:
             if not iterator.stream.take(at_once):
+                if iterator.program is None:  # a loop of the user's own, which reads no metrics
+                    self._engine.settle()
                 return False
         except tf.errors.OpError:
             self._engine.settle()  # the batches before the one that failed

@@ -17,8 +17,9 @@ from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
-from tf_dsgd.strategies.rows.tables import Part
+from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
+from tf_dsgd.strategies.variable import ReplicaVariable
 
 
 def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> None:
@@ -202,8 +203,23 @@ def check_step(fn: Any, optimizers: Optimizers) -> None:
         )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and optimizer not in optimizers:
-        raise ValueError(
-            f"The model {model.name!r} was made in this strategy's scope, and its optimizer "
-            f"{optimizer.name!r} was not created there: compile was called outside of it, or in "
-            "another strategy's. Compile the model inside `with strategy.scope():`, too."
+        raise of_two_scopes(model)
+
+
+def of_two_scopes(model: keras.Model) -> ValueError:
+    """The error of a model that was made in one place and compiled in another."""
+    optimizer = getattr(model.optimizer, "name", None)
+    if any(isinstance(v.value, (ReplicaVariable, SplitTable)) for v in model.variables):
+        where = (
+            f"was made in a strategy's scope, and its optimizer {optimizer!r} was not created "
+            "there: compile was called outside of it, or in another strategy's."
         )
+    else:
+        where = (
+            "was made outside the strategy's scope, and compiled or trained inside (its optimizer "
+            f"is {optimizer!r})."
+        )
+    return ValueError(
+        f"The model {model.name!r} {where} Make and compile it inside the same "
+        "`with strategy.scope():`."
+    )

@@ -1,4 +1,4 @@
-"""Says once that a strategy was made, and that a model trains without it.
+"""Says once that a strategy was made, and that a model trains without it; refuses half of one.
 
 Keras knows no hook of a `fit` outside of all scopes. But each asks TensorFlow's default strategy to
 distribute its data, and that one is a Python object, which tells us.
@@ -14,13 +14,18 @@ import tensorflow as tf
 
 from tf_dsgd.console import say
 from tf_dsgd.strategies.caller import model_that_calls
+from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.refused import of_two_scopes
 
+_optimizers: weakref.WeakSet[Optimizers] = weakref.WeakSet()
+"""Of each strategy, those that were created in its scope."""
 _unused: weakref.WeakSet[Any] = weakref.WeakSet()
 """Strategies in whose scope nothing was made yet."""
 
 
-def made(strategy: Any) -> None:
+def made(strategy: Any, optimizers: Optimizers) -> None:
     """Tells of a `fit` without any strategy, until something is made in this one's scope."""
+    _optimizers.add(optimizers)
     _unused.add(strategy)
     if tf.distribute.has_strategy():
         return
@@ -31,7 +36,11 @@ def made(strategy: Any) -> None:
 
     @functools.wraps(distribute)
     def told(*args: Any, **kwargs: Any) -> Any:
-        if _unused and model_that_calls("fit") is not None:
+        model = model_that_calls("fit")
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None and any(optimizer in own for own in _optimizers):
+            raise of_two_scopes(model)
+        if _unused and model is not None:
             _say()
         return distribute(*args, **kwargs)
 
