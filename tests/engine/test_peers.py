@@ -297,6 +297,12 @@ def test_shards_for_weights_are_refused():
         peers(simulated(1.0, 1.0, num_shards=2))
 
 
+def test_tasks_of_a_cluster_are_refused_before_they_are_connected_to():
+    spec = tf.train.ClusterSpec({"chief": ["a.invalid:1"], "worker": ["b.invalid:1"]})
+    with pytest.raises(ValueError, match=r"tasks of a cluster.*Downpour.*Received: TFCluster"):
+        peers(spec)
+
+
 def test_it_says_what_it_is():
     shown = repr(peers(simulated(1.0, 1.7)))
     assert "Threshold(tau=1.0" in shown and "peers" in shown and "AddToOwn" in shown
