@@ -87,7 +87,7 @@ if not helpers.ON_CLUSTER:
         tf_dsgd.CompressedAsyncStrategy, compression=tf_dsgd.compression.Threshold(0.05)
     )
 else:
-    NOT_HERE |= {name: "it refuses a cluster: tests/engine/test_peers.py" for name in IN_ONE_PROCESS}
+    NOT_HERE |= dict.fromkeys(IN_ONE_PROCESS, "it refuses a cluster: tests/engine/test_peers.py")
 
 # What a configuration compiles, where it is not SGD.
 OPTIMIZERS = {

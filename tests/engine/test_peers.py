@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tests.algorithms.test_peers import (
+from tests.algorithms.peers_bench import (
     BATCH,
     assert_copies_are_equal,
     dyadic,
