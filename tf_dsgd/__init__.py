@@ -11,6 +11,7 @@ from tf_dsgd import _requirements
 from tf_dsgd._version import __version__ as __version__
 
 __all__ = [
+    "CompressedAsyncStrategy",
     "DownpourStrategy",
     "ElasticAveragingStrategy",
     "Exponential",
@@ -52,6 +53,7 @@ else:
         from tf_dsgd.strategies.elastic import ElasticAveragingStrategy
         from tf_dsgd.strategies.hogwild import HogwildStrategy
         from tf_dsgd.strategies.parts.model_parallel import ModelParallel
+        from tf_dsgd.strategies.peers import CompressedAsyncStrategy
         from tf_dsgd.strategies.rows.tables import Rows
         from tf_dsgd.strategies.sandblaster import SandblasterStrategy
         from tf_dsgd.strategies.softsync import SoftsyncStrategy

@@ -11,8 +11,8 @@ its functions.
 
 A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. All lists are in one order.
 
-Said here, and run by no engine yet: a weight on several shards by rows (`Shard.rows`), and an
-algorithm without shards (`PeerRule`).
+An algorithm without shards has a `PeerRule` in place of the server rule. Said here, and run by no
+engine yet: a weight on several shards by rows (`Shard.rows`).
 """
 
 from __future__ import annotations
@@ -204,18 +204,27 @@ class ServerRule(abc.ABC):
 
 
 class PeerRule(abc.ABC):
-    """In place of a server rule, where there is no shard: workers send to one another.
+    """In place of a server rule, where no shard has weights: workers send to one another.
 
-    Each has all weights, and `fetch_every` and `LocalRule.fetched` have no part.
+    Each has all weights. Every worker takes in every message, its own, too, and all in one order;
+    so those that have taken in the same ones have the same weights, to the bit, if
+    `LocalRule.message` leaves the weights as they were before the message's mini-batches.
+
+    A fetch is what a worker does before a mini-batch: it takes in what came, and travels nowhere.
+    Then `LocalRule.fetched` gets the worker's own weights. A drain ends with a fetch.
     """
 
     def peers(self, worker: int, num_workers: int) -> Sequence[int]:
-        """To whom `worker` sends: by default to all, itself included."""
+        """To whom `worker` sends: by default to all, itself included. Engines run no other."""
         return range(num_workers)
 
     @abc.abstractmethod
     def receive(self, worker: Worker, message: Message) -> None:
-        """Takes in a message, between two of the worker's own mini-batches."""
+        """Takes in a message, between two of the worker's own mini-batches.
+
+        A message's version is how many its sender had taken in before the first gradient; its
+        staleness how many more come before it.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,15 +238,18 @@ class Algorithm:
 
     @property
     def on_shards(self) -> ServerRule:
-        """The server rule."""
+        """The server rule, of an algorithm that has one."""
         if isinstance(self.server, PeerRule):
-            raise NotImplementedError(
-                f"No engine runs an algorithm without shards yet. Received: {self.server!r}."
-            )
+            raise TypeError(f"No shard has weights, so there is no rule: {self.server!r}.")
         return self.server
+
+    @property
+    def between_peers(self) -> PeerRule | None:
+        """The rule in place of a server rule; None where there are shards."""
+        return self.server if isinstance(self.server, PeerRule) else None
 
     def steps_per_iteration(self, num_workers: int) -> int:
         """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""
-        if self.local.sends == "gradient":
+        if self.local.sends == "gradient" and self.between_peers is None:
             return self.exchange.push_every * self.on_shards.messages_per_update
         return num_workers if self.local.sends == "state" else 1

@@ -32,6 +32,9 @@ STRATEGIES = {
     "SoftsyncStrategy",
 }
 
+# Those that are not for clusters of processes, and refuse them.
+IN_ONE_PROCESS = {"CompressedAsyncStrategy": ["peers"]}
+
 # Which of them these checks are not for, and why; the tests that take their place.
 NOT_HERE = {
     "HogwildStrategy": "these checks run on clusters of processes, too, and record schedules, and "
@@ -77,6 +80,14 @@ CONFIGURATIONS = {
         tf_dsgd.ElasticAveragingStrategy, average_every=2, elasticity=0.2
     ),
 }
+
+if not helpers.ON_CLUSTER:
+    STRATEGIES |= set(IN_ONE_PROCESS)
+    CONFIGURATIONS["peers"] = functools.partial(
+        tf_dsgd.CompressedAsyncStrategy, compression=tf_dsgd.compression.Threshold(0.05)
+    )
+else:
+    NOT_HERE |= dict.fromkeys(IN_ONE_PROCESS, "it refuses a cluster: tests/engine/test_peers.py")
 
 # What a configuration compiles, where it is not SGD.
 OPTIMIZERS = {

@@ -171,7 +171,7 @@ def test_a_rule_that_knows_its_rows_gives_the_same_on_parts_of_a_table():
 
 
 def test_peers_that_take_in_what_all_send_have_equal_weights():
-    """No engine runs peers yet: their messages are carried by hand."""
+    """Their messages are carried by hand."""
     rules = sketches.peers(1.0, sketches.Threshold(1.5))
     workers = [Place([np.zeros([6], "float32")]) for _ in range(3)]
     x = dyadic(30)
@@ -192,8 +192,19 @@ def test_peers_that_take_in_what_all_send_have_equal_weights():
         np.testing.assert_array_equal(kept - w, gradients(x).sum(0))
 
 
-def test_no_engine_runs_peers_yet_and_says_so():
-    with pytest.raises(
-        NotImplementedError, match=r"without shards yet\. Received: SubtractFromPeers"
-    ):
-        DistributedStrategy(on("simulated"), sketches.peers(1.0, sketches.Threshold(1.0)))
+def test_an_engine_carries_their_messages_too():
+    """Gradients, by a rule that is not tf_dsgd's own: sent and kept are all of them."""
+    strategy = DistributedStrategy(on("simulated"), sketches.peers(1.0, sketches.Threshold(1.5)))
+    x = dyadic(30)
+    weights = fit(strategy, x)
+    store, (weight,) = strategy.engine.store, strategy.engine.program.step.weights
+    copies = [copy.numpy()[:, 0] for copy in weight.on_workers().present()]
+    view = strategy.engine.program.worker_view.cell("residual", 0)
+    (cell,) = [each for each in store.replicas if each.template is view]
+    kept = sum(copy.numpy()[:, 0] for copy in cell.present())
+    assert len(copies) == 2 and np.abs(weights).max() > 0
+    for copy in copies:
+        np.testing.assert_array_equal(copy, weights)
+    np.testing.assert_array_equal(kept - weights, gradients(x).sum(0))
+    ledger = strategy.ledger()
+    assert (ledger.applied, ledger.refused, ledger.in_flight) == (30, 0, 0)

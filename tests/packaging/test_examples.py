@@ -118,6 +118,15 @@ def test_softsync_makes_an_update_for_every_c_gradients():
 
 
 @pytest.mark.slow
+def test_strom_learns_with_and_without_a_server():
+    """1,437 images in batches of 16 are 90 mini-batches an epoch."""
+    output = run_example("strom.py", "--epochs", "6")
+    for name in ("Downpour", "peers"):
+        line = rf"^{name} +([\d.]+) % +540 +"
+        assert number(line, output) > 80.0  # see the comment in the example
+
+
+@pytest.mark.slow
 def test_model_parallel_is_the_model_on_one_device():
     """1,437 images in batches of 32 are 45 mini-batches an epoch, the last of 29."""
     output = run_example("model_parallel.py", "--epochs", "4", "--microbatches", "3")

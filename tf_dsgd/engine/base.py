@@ -23,6 +23,7 @@ from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.timing import Stopwatch
 from tf_dsgd.engine.work import Source
 from tf_dsgd.membership.task import Task
+from tf_dsgd.resuming import advice
 from tf_dsgd.transport.aside import Aside
 
 
@@ -228,11 +229,38 @@ class Engine(abc.ABC):
             return
         if self.program.flush is not None:
             self.program.flush()
-        if self.program.keeps_weights:
+        if self.program.ends_with_fetch:
             for task in self.scheduler.present:
                 if self.store.present[task.index]:
                     self._at_rest(task, functools.partial(self._fetch_at_rest, task))
+        if self.program.begin_anew is not None:
+            self.show_model()
+            self.program.begin_anew()
         self.scheduler.worked = False
+
+    def show_model(self) -> None:
+        """What is read outside becomes a worker's model, where workers have the only ones.
+
+        That of the first one that is there, once it has taken in what the others sent. No worker
+        computes meanwhile.
+
+        Raises:
+            RuntimeError: if all were lost, and with them what they have done since the last time.
+        """
+        show, log = self.program.show, self.shards[0].log
+        if show is None or log is None:
+            return
+        for task in self.scheduler.present:
+            if self.store.present[task.index]:
+                self._at_rest(task, functools.partial(self._fetch_at_rest, task))
+                self._at_rest(task, show[task.index])
+                return
+        lost = int(self.shards[0].version.numpy()) - int(log.shown.numpy())
+        if lost:
+            raise RuntimeError(
+                f"All workers were lost, and with them {lost} updates that no other copy of the "
+                f"model has. {advice(self.last_backup)}"
+            )
 
     def _fetch_at_rest(self, task: Task) -> None:
         version = self.program.fetch[task.index]()

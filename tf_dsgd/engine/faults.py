@@ -92,6 +92,7 @@ class Simulated(Protocol):
     def deliver(self, message: Any) -> None: ...
     def leave(self, task: Task) -> list[Any]: ...
     def wake(self) -> None: ...
+    def show_model(self) -> None: ...
 
 
 class Faults:
@@ -184,6 +185,9 @@ class Faults:
             cluster.deliver(message)
         if not cluster.scheduler.admits(task):
             raise RuntimeError(f"{task!r} joins while another completes a lease of it.")
+        cluster.show_model()  # with which it begins, where no shard has one
+        for log in [shard.log for shard in cluster.shards if shard.log is not None]:
+            log.joins(task.index)
         cluster.store.renew(task.index, task.number)
         cluster.scheduler.joins(task)
         cluster.watches[task.index].enter("wait", at=cluster.turns.now)

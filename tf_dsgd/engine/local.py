@@ -33,9 +33,10 @@ class LocalRounds(Rounds):
 
     @property
     def _lock(self) -> contextlib.AbstractContextManager[Any]:
-        """The shard's; none where a rule asks for none: what must be locked then is, in graphs."""
-        free = any(shard.lock_free for shard in self.engine.shards)
-        return contextlib.nullcontext() if free else self._mutex
+        """The shard's; none where functions lock for themselves, but for a recorder's order."""
+        free = all(shard.lock_free or shard.log is not None for shard in self.engine.shards)
+        ordered = self.engine.recorder is not None and not self.engine.shards[0].lock_free
+        return contextlib.nullcontext() if free and not ordered else self._mutex
 
     @property
     def can_record(self) -> bool:
@@ -43,6 +44,7 @@ class LocalRounds(Rounds):
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.push, program.exchange, program.fetch, program.flush
+        _ = program.show, program.begin_anew
 
     def source(self, stream: Any) -> Source | None:
         return None  # workers' own functions take from the queue

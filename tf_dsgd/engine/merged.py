@@ -38,17 +38,32 @@ class Merged(abc.ABC):
         """The first worker's."""
         return self.variable.on_workers().template
 
-    def collect(self) -> Any:
-        """On a worker: what it sends."""
+    def collect(self, *, take_out: bool = False) -> Any:
+        """On a worker: what it sends; with `take_out` the copy is then as it was before that."""
         now = tf.identity(self._copy.read_value())
         change = self._change(now)
-        self._base.assign(now, read_value=False)
+        if take_out:
+            self._copy.assign(self._base.read_value(), read_value=False)
+        else:
+            self._base.assign(now, read_value=False)
         return change
 
     def take(self, value: tf.Tensor) -> None:
         """On a worker: a fetch brought the shard's value."""
         self._copy.assign(self._onto(value), read_value=False)
         self._base.assign(value, read_value=False)
+
+    def take_in(self, change: Any) -> None:
+        """On a worker that has not changed it: a peer sent this."""
+        self._copy.assign(self._with(self._copy.read_value(), change), read_value=False)
+
+    def begin(self) -> None:
+        """On a worker: what it sends next is what it changes from here on."""
+        self._base.assign(self._copy.read_value(), read_value=False)
+
+    @abc.abstractmethod
+    def _with(self, value: tf.Tensor, change: Any) -> tf.Tensor:
+        """What `value` is, once the change was taken in."""
 
     @abc.abstractmethod
     def _change(self, now: tf.Tensor) -> Any:
@@ -76,9 +91,14 @@ class Added(Merged):
     def _onto(self, value: tf.Tensor) -> tf.Tensor:
         return value + (self._copy.read_value() - self._base.read_value())
 
+    def _part(self, change: tf.Tensor) -> tf.Tensor:
+        return change if self._parts == 1 else change / self._parts
+
+    def _with(self, value: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+        return value + self._part(change)
+
     def apply(self, change: tf.Tensor, shard: Shard) -> None:
-        change = change if self._parts == 1 else change / self._parts
-        self.variable.primary.assign_add(change, read_value=False)
+        self.variable.primary.assign_add(self._part(change), read_value=False)
 
 
 class Replaced(Merged):
@@ -89,6 +109,9 @@ class Replaced(Merged):
 
     def _onto(self, value: tf.Tensor) -> tf.Tensor:
         return value
+
+    def _with(self, value: tf.Tensor, change: tf.Tensor) -> tf.Tensor:
+        return change
 
     def apply(self, change: tf.Tensor, shard: Shard) -> None:
         self.variable.primary.assign(change, read_value=False)
@@ -109,6 +132,9 @@ class Moving(Merged):
     def _onto(self, value: tf.Tensor) -> tf.Tensor:
         moved = self._moved(self._copy.read_value())
         return statistics.compose(value, moved, self.variable.momentum)
+
+    def _with(self, value: tf.Tensor, change: statistics.Moved) -> tf.Tensor:
+        return statistics.compose(value, statistics.Moved(*change), self.variable.momentum)
 
 
 class Composed(Moving):

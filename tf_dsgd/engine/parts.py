@@ -27,11 +27,12 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm, Codec, Message
+from tf_dsgd.algorithm import Algorithm, Codec, Message, ServerRule
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine import traffic
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.merged import Collected, Merged, merged
+from tf_dsgd.engine.peers import PeerParts
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
 from tf_dsgd.engine.shard import Shard
@@ -81,9 +82,7 @@ class Parts:
     ):
         self.step = step
         self.algorithm = algorithm
-        self._server = algorithm.on_shards
         self._codec = algorithm.codec
-        self.keeps_weights = algorithm.local.keeps_weights
         self.store = store
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
@@ -93,7 +92,7 @@ class Parts:
         self.can_be_late = store.may_be_late and at_once and repeatable
         """Whether a worker may be overtaken by another that sends its message."""
         self._rule_waits = exchange.bounds_staleness
-        self._worker = WorkerView(self)
+        self.worker_view = WorkerView(self)
         self._views = [ShardView(self, shard.index) for shard in shards]
         self.clock = store.clock
         self.logs = [
@@ -108,7 +107,12 @@ class Parts:
         ]
         self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
         self._outputs = Bundle.of([*step.outputs, *self.running.specs])
-        self._merged = [self._merged_as(v) for v in step.merged_state()]
+        rule = algorithm.between_peers
+        self._peers = None if rule is None else PeerParts(self, rule)
+        self.ends_with_fetch = algorithm.local.keeps_weights or rule is not None
+        """Whether each worker's last fetch before a drain's end is of that end."""
+        self.merged = [self._merged_as(v) for v in step.merged_state()]
+        """What workers change besides the weights, and how it becomes one."""
         self._encoded: list[int] = []
         """How many tensors of a message are each weight's."""
         self._sent: dict[int, _Sent] = {}
@@ -120,11 +124,16 @@ class Parts:
             # Without the lock two notes at once would lose rows.
         }
 
+    @property
+    def _server(self) -> ServerRule:
+        return self.algorithm.on_shards
+
     def _merged_as(self, variable: Any) -> Merged:
         copies = functools.partial(self._copies_of, variable)
         base = self.store.cell(("base", _tf.unique_id(variable)), copies)
         cells = functools.partial(self.shard_cell, variable.shard)
-        together = self._server.averages_statistics
+        peers = self.algorithm.between_peers is not None
+        together = not peers and self._server.averages_statistics
         return merged(variable, base, self.store.num_workers, cells, together)
 
     def _copies_of(self, variable: Any) -> Replicated:
@@ -202,7 +211,7 @@ class Parts:
         return _traced(self._take, [reading.structured_outputs for reading in self.reading])
 
     @functools.cached_property
-    def _read_by_workers(self) -> list[Any]:
+    def read_by_workers(self) -> list[Any]:
         """Variables, the weights aside, that a worker reads and a fetch brings."""
         _ = self.one_step, self.collection  # which show it
         return self.step.fetched_state()
@@ -232,7 +241,10 @@ class Parts:
         """Fetches from every shard; gives the first one's version.
 
         With `name` it is, to the server rule, that worker who fetches, and before its next message.
+        Where workers send to one another, this one takes in what they sent.
         """
+        if self._peers is not None:
+            return self._peers.fetching()
         who, rows = self.asking()
         if name is not None:
             who = tf.stack([who[0], name, tf.int64.max])
@@ -247,7 +259,7 @@ class Parts:
 
     def _one_step(self, batch: Any) -> list[tf.Tensor]:
         outputs, gradients = self.step.function(batch)
-        self.step.on_worker(lambda: self.algorithm.local.step(self._worker, gradients))
+        self.step.on_worker(lambda: self.algorithm.local.step(self.worker_view, gradients))
         return outputs[: len(self.step.outputs)]
 
     def _work(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
@@ -270,10 +282,10 @@ class Parts:
         clock = self.clock.template.read_value()
         fixed, versions, fetched = clock_parts(clock, len(self.shards))
         versions = tf.where(clock[STEPS] == 0, fetched, versions)
-        self._set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
+        self.set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
         return outputs
 
-    def _set_clock(
+    def set_clock(
         self,
         changes: dict[int, tf.Tensor],
         fixed: tf.Tensor,
@@ -288,21 +300,22 @@ class Parts:
         """Headers, and the message: of each weight what the codec makes of it, then changes."""
 
         def encoded() -> list[list[Gradient]]:
-            tensors = self.algorithm.local.message(self._worker)
-            self._worker.said = {}
-            sent = [self._codec.encode(self._worker, i, t) for i, t in enumerate(tensors)]
+            tensors = self.algorithm.local.message(self.worker_view)
+            self.worker_view.said = {}
+            sent = [self._codec.encode(self.worker_view, i, t) for i, t in enumerate(tensors)]
             if type(self._codec) is not Codec:
-                row = traffic.row(tensors, sent, self._worker.said)
+                row = traffic.row(tensors, sent, self.worker_view.said)
                 self.store.traffic.template.assign_add(row, read_value=False)
             return sent
 
         of_weights = self.step.on_worker(encoded)
         self._encoded = [len(tensors) for tensors in of_weights]
         message = [tensor for tensors in of_weights for tensor in tensors]
-        message.extend(each.collect() for each in self._merged)
+        take_out = self._peers is not None
+        message.extend(each.collect(take_out=take_out) for each in self.merged)
         clock = self.clock.template.read_value()
         changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}
-        self._set_clock(changes, *clock_parts(clock, len(self.shards)))
+        self.set_clock(changes, *clock_parts(clock, len(self.shards)))
         return headers(clock, len(self.shards)), message
 
     # -- shards -----------------------------------------------------------------------------
@@ -311,7 +324,7 @@ class Parts:
         return [i for i, v in enumerate(self.step.weights) if v.shard == shard]
 
     def _merged_of(self, shard: int) -> list[Merged]:
-        return [each for each in self._merged if each.variable.shard == shard]
+        return [each for each in self.merged if each.variable.shard == shard]
 
     def _wrap(
         self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
@@ -324,7 +337,7 @@ class Parts:
         for shard, header in zip(self.shards, heads, strict=True):
             tensors = [of_weights[i] for i in self._weights_of(shard.index)]
             here = self._merged_of(shard.index)
-            changes = [c for c, m in zip(all_changes, self._merged, strict=True) if m in here]
+            changes = [c for c, m in zip(all_changes, self.merged, strict=True) if m in here]
             content = [header, tensors, changes]
             flat = tf.nest.flatten(content, expand_composites=True)
             bundle = shard.bundle(flat)
@@ -336,7 +349,13 @@ class Parts:
         apply = functools.partial(self._apply, shard)
         return shard.receive(parcel, self._sent[shard.index].unpack, apply)
 
+    def unpacked(self, shard: int, parcel: Sequence[tf.Tensor]) -> Any:
+        """(header, tensors, changes) of a shard's parcel."""
+        return self._sent[shard].unpack(parcel)
+
     def _apply(self, shard: Shard, content: Any, staleness: tf.Tensor) -> tf.Tensor | bool:
+        if self._peers is not None:
+            return self._peers.appending(content)
         header, tensors, changes = content
         worker, _, _, version, steps = tf.unstack(header, 5)
         view = self._views[shard.index]
@@ -376,7 +395,7 @@ class Parts:
             )
             shard.count_version(changed)
             values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
-            state = [v for v in self._read_by_workers if v.shard == shard.index]
+            state = [v for v in self.read_by_workers if v.shard == shard.index]
             content = [
                 [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
                 [v.primary.read_value() for v in state],
@@ -433,7 +452,7 @@ class Parts:
         clock = self.clock.template.read_value()
         needed = {
             i: self.step.on_worker(
-                functools.partial(self.algorithm.local.unsent_rows, self._worker, i)
+                functools.partial(self.algorithm.local.unsent_rows, self.worker_view, i)
             )
             for i in sorted(self._by_rows)
         }
@@ -452,20 +471,20 @@ class Parts:
             sent = self._fetched_from[shard.index]
             weights, state, merged_here, version = sent.unpack(parcel)
             for i, value in zip(self._weights_of(shard.index), weights, strict=True):
-                values[i] = self._codec.decode_fetched(self._worker, i, value)
+                values[i] = self._codec.decode_fetched(self.worker_view, i, value)
             merges += zip(self._merged_of(shard.index), merged_here, strict=True)
             versions.append(version)
-            here = [v for v in self._read_by_workers if v.shard == shard.index]
+            here = [v for v in self.read_by_workers if v.shard == shard.index]
             for variable, value in zip(here, state, strict=True):
                 variable.on_workers().template.assign(value, read_value=False)
-        self.step.on_worker(lambda: self.algorithm.local.fetched(self._worker, values))
+        self.step.on_worker(lambda: self.algorithm.local.fetched(self.worker_view, values))
         for each, value in merges:
             each.take(value)
         if self.store.counts_fetched:
             total = tf.cast(traffic.bytes_of(list(parcels)), tf.int64)
             self.store.fetched.template.assign(total, read_value=False)
         fixed, begun, _ = clock_parts(clock, len(self.shards))
-        self._set_clock({}, fixed, begun, tf.stack(versions))
+        self.set_clock({}, fixed, begun, tf.stack(versions))
         return versions[0]
 
 

@@ -8,6 +8,7 @@
     push(), exchange()        both     collect + deliver [+ fetch]
     push_as(name)             both     the same, as another worker's message
     flush()                   shards   partial collections, at a drain
+    show(), begin_anew()      both     peers: the model that is read outside, at a drain
 
 and where batches are sent to workers in other processes:
 
@@ -280,6 +281,8 @@ class Program(Parts):
     @functools.cached_property
     def flush(self) -> Callable[[], Any] | None:
         """Uses partial collections; None where the server rule has none."""
+        if self._peers is not None:
+            return None
         collects = []
 
         def flush_shard(shard: Shard) -> tf.Tensor:
@@ -327,6 +330,18 @@ class Program(Parts):
 
         concrete = tf.function(on_all, autograph=False).get_concrete_function(*specs)
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
+
+    # -- where workers send to one another --------------------------------------------------
+
+    @functools.cached_property
+    def show(self) -> list[_tf.BoundFunction] | None:
+        """() -> nothing; the worker's model is what is read outside. None where shards have it."""
+        return None if self._peers is None else self._bind(self._peers.showing)
+
+    @functools.cached_property
+    def begin_anew(self) -> Callable[[], Any] | None:
+        """At rest, after `show`: all workers begin anew with that."""
+        return None if self._peers is None else self._peers.resting()
 
     def forget_rows(self, variable: Any = None) -> None:
         """After a table was assigned from outside, or all were: workers fetch it whole."""

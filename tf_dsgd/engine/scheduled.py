@@ -101,6 +101,7 @@ class ScheduledEngine(Engine):
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.fetch, program.push, program.flush
+        _ = program.show, program.begin_anew
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)

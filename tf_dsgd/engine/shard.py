@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.algorithm import PeerRule, ServerRule
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.ledger import (
     APPLIED,
@@ -38,6 +39,7 @@ from tf_dsgd.engine.ledger import (
     Staleness,
     WorkerLedger,
 )
+from tf_dsgd.engine.log import Log
 from tf_dsgd.engine.row_locks import RowLocks
 
 T = TypeVar("T")
@@ -56,8 +58,9 @@ class Shard:
         schedule_step: the shard's own count.
         remote: whether functions of several processes act on the shard, so that the lock must be an
             operation on the shard's device; else whoever calls holds a lock.
-        lock_free: whether messages are applied without a lock. Then the lock is an operation in any
-            case, for their admission and for counting them, and who calls need not hold one.
+        rule: what becomes of messages. Where they are applied without a lock, or go to peers, the
+            lock is an operation in any case, for their admission and for counting them, and who
+            calls need not hold one.
     """
 
     def __init__(
@@ -67,10 +70,12 @@ class Shard:
         device: str | None,
         schedule_step: tf.Variable,
         remote: bool = False,
-        lock_free: bool = False,
+        rule: ServerRule | PeerRule | None = None,
     ):
         self.remote = remote
-        self.lock_free = lock_free
+        self.lock_free = isinstance(rule, ServerRule) and rule.lock_free is not None
+        self.log = Log(num_workers, device) if isinstance(rule, PeerRule) else None
+        """Messages that workers have yet to read, where they send to one another."""
         self.index = index
         self.num_workers = num_workers
         self.device = device
@@ -86,7 +91,9 @@ class Shard:
             name="staleness",
         )
         self._mutex = None
-        if remote or lock_free:
+        self.locks_itself = remote or self.lock_free or self.log is not None
+        """Whether the lock is an operation of the functions that act on it."""
+        if self.locks_itself:
             with tf.init_scope(), tf.device(device):
                 self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
 
@@ -247,6 +254,8 @@ class Shard:
             row = tf.gather(self._books, worker)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
             self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
+            if self.log is not None:
+                self.log.leaves(worker)
             return row[SEQUENCE]
 
         return tf.function(
@@ -334,6 +343,8 @@ class Shard:
         books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
+        if self.log is not None:
+            self.log.restore(int(state["version"]))
 
 
 def _is_current(header: tf.Tensor, row: tf.Tensor) -> tf.Tensor:

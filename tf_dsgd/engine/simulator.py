@@ -149,7 +149,7 @@ class SimulatorEngine(Engine):
 
     def prepare(self, program: Program) -> None:
         _ = program.work, program.collect, program.deliver
-        _ = program.fetch, program.push, program.flush
+        _ = program.fetch, program.push, program.flush, program.show, program.begin_anew
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
@@ -365,7 +365,7 @@ class SimulatorEngine(Engine):
         """When a round that begins now has computed its mini-batches."""
         m, watch = task.index, self.watches[task.index]
         random, time, spent = self._random[m], self.now, 0.0
-        if fetches:
+        if fetches and self.program.show is None:  # peers have what came
             watch.enter("fetch", at=time)
             time += self._network.fetch(m, random, time)
         watch.enter("compute", at=time)

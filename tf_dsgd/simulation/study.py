@@ -394,7 +394,8 @@ class _Nothing:
     """A program whose functions do nothing."""
 
     flush = None
-    keeps_weights = can_be_late = False
+    ends_with_fetch = can_be_late = False
+    show = begin_anew = None
 
     def __init__(self, num_workers: int):
         self.fetch = self.work = [lambda *_: None] * num_workers

@@ -99,7 +99,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                     device,
                     self._steps.on_shard(s),
                     remote=cluster.locked_in_graph,
-                    lock_free=algorithm.on_shards.lock_free is not None,
+                    rule=algorithm.server,
                 )
                 for s, device in enumerate(self.shard_devices)
             ]

@@ -10,13 +10,14 @@ from tf_dsgd.algorithm import Codec
 
 def describe(strategy: Any) -> str:
     """Workers, shards, rules and what was counted so far; training is not waited for."""
+    peers = strategy.algorithm.between_peers
     lines = [
         ("workers", f"{strategy.num_workers}, of {strategy.cluster!r}"),
         *_shards(strategy),
         ("on workers", _rule(strategy.algorithm.local)),
         ("exchange", _rule(strategy.algorithm.exchange)),
         *_messages(strategy.algorithm.codec),
-        ("on shards", _rule(strategy.algorithm.on_shards)),
+        ("on shards" if peers is None else "peers", _rule(strategy.algorithm.server)),
         *_counts(strategy),
     ]
     return "\n".join([type(strategy).__name__, *(f"  {name:<10}  {text}" for name, text in lines)])
