@@ -314,9 +314,7 @@ class Members:
     def _silent_at_rest(self) -> list[Task]:
         """Workers that do not answer, and have no call under way that would tell of it."""
         silent = [
-            task
-            for task in self.scheduler.present
-            if self.connection.worker_is_silent(task.index)
+            task for task in self.scheduler.present if self.connection.worker_is_silent(task.index)
         ]
         return [t for t in silent if t.index not in self.engine.working()]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +19,11 @@ from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
-from tf_dsgd.transport import channels, cluster_spec, listening, probing, sockets
+from tf_dsgd.transport import channels, cluster_spec, opening, probing, sockets
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.waiting import wait_for_tasks
 
-# TensorFlow's own name for a process that is in no cluster: what was made before stays where it is.
-_CHIEF = "localhost"
-_HOST = f"/job:{_CHIEF}/replica:0/task:0/device:CPU:0"
+_HOST = f"/job:{opening.CHIEF}/replica:0/task:0/device:CPU:0"
 
 
 class Connection:
@@ -58,7 +55,6 @@ class Connection:
             doubts = cluster_spec.doubts_about_own_host(cluster)
             if doubts:
                 say(doubts)
-        self._connect_seconds = timeout_seconds
         here = wait_for_tasks(cluster, timeout_seconds)
         self.changes = 0
         """How often TensorFlow was told of other tasks: each time it keeps some threads."""
@@ -75,7 +71,9 @@ class Connection:
         self._join: tuple[int, Aside] | None = None
         """The worker that is being added, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
-        _tf_earlier.keep_assignable(functools.partial(self._connect, here))
+        seconds = timeout_seconds + silent_seconds
+        connects = functools.partial(opening.connect, cluster, here, seconds, silent_seconds)
+        _tf_earlier.keep_assignable(connects)
         self.reasons: list[Callable[[tf.errors.OpError], RuntimeError | None]] = []
         """Each tells what the failure of a call may be due to."""
         _tf_remote.tell_without_waiting()
@@ -392,66 +390,7 @@ class Connection:
     def _are_the_same(self, peers: Iterable[Peer]) -> bool:
         return all(map(self._is_the_same, peers))
 
-    # -- connecting -------------------------------------------------------------------------
-
-    def _connect(self, workers: set[int]) -> None:
-        for name, value in (
-            # One call of a worker at a time, done when it returns; a lost task is an error at once.
-            ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "False"),
-            ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True"),
-            ("GRPC_FAIL_FAST", "use_caller"),
-        ):
-            os.environ.setdefault(name, value)
-        present = {"worker": sorted(workers), "ps": sorted(self.tasks.ps)}
-        jobs = self.tasks.cluster_spec(present).as_dict()
-        if self.tasks.chief is not None:
-            jobs[_CHIEF] = [self.tasks.chief]
-        filters = tf.config.experimental.ClusterDeviceFilters()
-        # Beside ps tasks workers do not need each other, nor each other's faults.
-        seen = "/job:worker" if self.shards_on_workers else "/job:ps"
-        for group in self.groups:
-            for peer in group.peers:
-                partners = [_task("worker", p.index) for p in group.peers if p is not peer]
-                filters.set_device_filters(
-                    "worker", peer.index, [seen, f"/job:{_CHIEF}", *partners]
-                )
-        for index in self.tasks.ps:
-            filters.set_device_filters("ps", index, ["/job:worker", f"/job:{_CHIEF}"])
-        tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec(jobs),
-            job_name=_CHIEF,
-            protocol="grpc",
-            cluster_device_filters=filters,
-        )
-        self._open(sorted(workers))
-        listening.keep_to(_tf_remote.own_address())
-
-    def _open(self, workers: list[int]) -> None:
-        """Opens the devices, and with them this process's server.
-
-        TensorFlow waits without end for a task that was stopped since it was asked whether it is
-        there, and before it was connected to.
-        """
-        opening = Aside(tf.config.list_logical_devices, "tf_dsgd connects")
-        addresses = [*self.tasks.ps.values(), *(self.tasks.workers[index] for index in workers)]
-        limit = time.monotonic() + self._connect_seconds + self._silent
-        while not opening.wait(deadlines.RETRY_SECONDS):
-            silent = probing.not_answering(addresses, self._silent)
-            if silent:
-                names = ", ".join(self.name_at(address) for address in sorted(silent))
-                raise TimeoutError(
-                    f"{names} stopped answering {self._silent:g} s ago, while this process "
-                    "connected to it, and TensorFlow waits for it. Start this script again."
-                )
-            if time.monotonic() > limit:
-                names = ", ".join(self.name_at(address) for address in addresses)
-                raise TimeoutError(
-                    f"TensorFlow has not connected to {names} within "
-                    f"{self._connect_seconds + self._silent:g} s, though all of them answer. Is "
-                    "each a server of the same TensorFlow, and reached by no proxy? Start "
-                    "python -m tf_dsgd.serve on them again, then this script."
-                )
-        opening.result()
+    # -- versions ---------------------------------------------------------------------------
 
     def _check_versions(self, group: Group, error: type[RuntimeError] = RuntimeError) -> None:
         for peer in group.peers:
@@ -512,9 +451,5 @@ def _answer() -> None:
     tf.no_op()
 
 
-def _task(job: str, index: int) -> str:
-    return f"/job:{job}/replica:0/task:{index}"
-
-
 def _device(job: str, index: int, kind: str = "CPU") -> str:
-    return f"{_task(job, index)}/device:{kind}:0"
+    return f"{opening.place(job, index)}/device:{kind}:0"

@@ -57,7 +57,9 @@ def _needed(cluster: cluster_spec.Tasks) -> str:
     if not cluster.ps:
         return "Without ps tasks every worker is needed."
     if cluster.tasks_per_worker > 1:
-        return f"Every ps task and one worker, which is {cluster.tasks_per_worker} tasks, are needed."
+        return (
+            f"Every ps task and one worker, which is {cluster.tasks_per_worker} tasks, are needed."
+        )
     return "Every ps task and one worker are needed."
 
 

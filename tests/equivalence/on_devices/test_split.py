@@ -6,11 +6,14 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 from tests.equivalence import twin
 from tests.equivalence.on_devices import models
 
 
 def local(devices, **options):
+    if helpers.ON_CLUSTER:
+        return tf_dsgd.TFCluster(tasks_per_worker=devices, **options)
     return tf_dsgd.LocalCluster(1, devices_per_worker=devices, **options)
 
 
