@@ -13,6 +13,7 @@ import numpy as np
 import tf_dsgd
 from tests import faults
 
+EXAMPLES = 800
 PARTS = tf_dsgd.ModelParallel({"seen|dense": 0, "dense_.*": 1}, microbatches=2)
 
 
@@ -24,8 +25,8 @@ if __name__ == "__main__":
     cluster = tf_dsgd.TFCluster(worker_timeout_seconds=faulty.TIMEOUT)
     strategy = tf_dsgd.DownpourStrategy(cluster, model_parallel=PARTS, push_every=2, fetch_every=3)
     with strategy.scope():
-        model = faults.seen_model(faulty.EXAMPLES, "sgd")
-    x, y = faults.data(faulty.EXAMPLES)
+        model = faults.seen_model(EXAMPLES, "sgd")
+    x, y = faults.data(EXAMPLES)
     asked = enumerate(json.loads(sys.argv[1]))
     script = [fault(task, stops, 20 + 15 * i) for i, (task, stops) in asked]
     playing = faults.OnProcesses(strategy, script, until_lost=True)
@@ -34,7 +35,7 @@ if __name__ == "__main__":
         x, y, batch_size=faulty.BATCH, epochs=10_000, verbose=0, callbacks=[playing, until]
     )
     faults.assert_metrics_whole(history, y)
-    steps = faulty.EXAMPLES // faulty.BATCH
+    steps = EXAMPLES // faulty.BATCH
     ledger = faults.assert_nothing_lost(strategy, model, until.epochs, steps)
     assert all(np.isfinite(w).all() for w in model.get_weights())
     result = {
