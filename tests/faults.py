@@ -99,7 +99,8 @@ class OnProcesses(keras.callbacks.Callback):
     A fault of worker m happens when the shards have counted `step` mini-batches of that worker;
     one of a ps when they have counted so many of all. `phase` is not looked at. A worker that died
     is back when the launcher has started it again. With `until_lost` a worker that is stopped goes
-    on once it counts as lost, after its seconds at the latest.
+    on once it counts as lost, after its seconds at the latest. Where several tasks are one worker,
+    a fault is a task's.
     """
 
     def __init__(self, strategy, script, until_lost=False):
@@ -112,16 +113,21 @@ class OnProcesses(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         for index, process in list(self._stopped_workers.items()):
-            if not self.strategy.engine.store.present[index]:
+            if not self.strategy.engine.store.present[self.worker(index)]:
                 del self._stopped_workers[index]
                 process.send_signal(signal.SIGCONT)
         if not self.script:
             return
         done = [worker.steps for worker in self.strategy.ledger().workers]
         for fault in list(self.script):
-            if fault.step <= (done[fault.index] if fault.job == "worker" else sum(done)):
+            of_worker = fault.job == "worker"
+            if fault.step <= (done[self.worker(fault.index)] if of_worker else sum(done)):
                 self.script.remove(fault)
                 self.strike(fault)
+
+    def worker(self, index):
+        """The worker that a task belongs to."""
+        return index // self.strategy.engine.store.num_parts
 
     def strike(self, fault):
         process = task(fault.job, fault.index)

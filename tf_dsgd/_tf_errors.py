@@ -100,8 +100,10 @@ _FLOODS = (
     "Unable to close remote context with ID",
     "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
     "Ignoring error status when releasing multi-device function handle",
-    "Unable to destroy remote tensor handle because the target",
+    # A worker of several processes, one of which died, leaves with the others: variables that are
+    # freed by then were there.
     r"Task \d+ was not defined in sparse job",
+    "Unable to destroy remote tensor handle",
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
     # An error ends a step on every server that has a part in it; the chief says the error.

@@ -48,6 +48,8 @@ class Cluster(abc.ABC):
     """Whether workers can run input pipelines of their own."""
     devices_per_worker: int = 1
     """Over how many devices a worker's replica can be laid."""
+    gives_devices: ClassVar[str] = "devices_per_worker"
+    """The argument that says so."""
 
     @abc.abstractmethod
     def shard_devices(self) -> list[str]:
@@ -222,6 +224,12 @@ class TFCluster(Cluster):
             (`push_every` below `fetch_every`). Where no rule waits, a straggler that answers
             nothing then counts as lost some seconds later.
 
+        tasks_per_worker: worker tasks that are one worker, 1 to 64, over which `model_parallel=` of
+            a strategy lays its replica: task 0 to n - 1 are worker 0, part p on task p, and so on.
+            By default what `launch --tasks_per_worker` said, else 1. If one of them is lost the
+            worker is lost, and joins again when all of them are there. Their number must be a
+            multiple of it, and there must be ps tasks.
+
     Raises:
         ValueError, TypeError: for a wrong configuration: what, where, and what to write instead.
         TimeoutError: if tasks are missing after `connect_timeout_seconds`, or one has not answered
@@ -242,6 +250,7 @@ class TFCluster(Cluster):
     locked_in_graph = True
     workers_can_leave = True
     runs_pipelines = True
+    gives_devices = "tasks_per_worker"
 
     def __init__(
         self,
@@ -250,13 +259,15 @@ class TFCluster(Cluster):
         connect_timeout_seconds: float = 600.0,
         worker_timeout_seconds: float = 60.0,
         late_after_seconds: float | None = 10.0,
+        tasks_per_worker: int | None = None,
     ):
         self._connect_timeout = positive_seconds("connect_timeout_seconds", connect_timeout_seconds)
         self._worker_timeout = positive_seconds("worker_timeout_seconds", worker_timeout_seconds)
         self._late_after = _late_after(late_after_seconds)
         with before_training():
             listening.everywhere()  # whether it is right, before a server is started
-            self._tasks = _tasks(resolver)
+            self.devices_per_worker = _per_worker(tasks_per_worker)
+            self._tasks = cluster_spec.grouped(_tasks(resolver), self.devices_per_worker)
         self._connected: Connection | None = None
         if self._tasks.task_type in ("worker", "ps"):
             # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
@@ -265,7 +276,8 @@ class TFCluster(Cluster):
             serve(self._tasks)
 
     def __repr__(self) -> str:
-        return f"TFCluster({self._tasks.jobs})"
+        number = self.devices_per_worker
+        return f"TFCluster({self._tasks.jobs}{f', tasks_per_worker={number}' * (number > 1)})"
 
     @property
     def _connection(self) -> Connection:
@@ -314,6 +326,15 @@ class TFCluster(Cluster):
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
         for name, (variables, size) in zip(names, shards, strict=True):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")
+
+
+def _per_worker(value: Any) -> int:
+    """`tasks_per_worker`, or what the launcher says of it."""
+    launched = os.environ.get(resuming.TASKS_PER_WORKER, "").strip()
+    if value is None and launched:
+        number = int(launched) if launched.isascii() and launched.isdecimal() else launched
+        return devices.checked(number, resuming.TASKS_PER_WORKER)
+    return 1 if value is None else devices.checked(value, "tasks_per_worker")
 
 
 def _tasks(resolver: Any) -> cluster_spec.Tasks:

@@ -13,6 +13,8 @@ ENDS_TRAINING = "That ends training."
 # What the launcher tells worker and ps processes.
 THREADS = "TF_DSGD_THREADS"
 PARENT_FD = "TF_DSGD_PARENT_FD"
+# How many worker tasks are one worker, where it starts them in groups.
+TASKS_PER_WORKER = "TF_DSGD_TASKS_PER_WORKER"
 # What it tells the script: the command that starts all of it again, and two files, open: where the
 # chief notes its last checkpoint, and where it finds who has ended.
 COMMAND = "TF_DSGD_COMMAND"

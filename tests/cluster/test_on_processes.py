@@ -131,6 +131,16 @@ ONE_WORKER_IN_SECONDS = (
     "tests/cluster/on_cluster/test_overlap.py::test_push_overlaps_compute",
 )
 
+# One worker of two tasks, each with a part of the layers: plain Keras, too.
+TWO_TASKS = (
+    *of(
+        "equivalence/on_devices/test_split",
+        *(f"a_split_is_plain_keras[{name}]" for name in ("several", "embedding")),
+        "microbatches_have_the_gradient_of_the_mini_batch[{'global_clipnorm': 0.1}-3]",
+    ),
+    "tests/cluster/on_cluster/test_groups.py",
+)
+
 # Of a product of configurations, the covering array that the fast tier runs; or all, and of what
 # differs in arithmetic alone, which threads go through, too, everything.
 WHICH = ("-m", "not slow")
@@ -160,7 +170,19 @@ BESIDE_OTHERS = pytest.mark.beside_others
     ],
 )
 def test_the_core_on_processes(workers, ps, tests):
-    launch = ["-m", "tf_dsgd.launch", "--workers", str(workers), "--ps", str(ps)]
+    assert_pass(tests, "--workers", str(workers), "--ps", str(ps))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 30)
+@BESIDE_OTHERS
+def test_a_worker_of_two_tasks():
+    assert_pass(TWO_TASKS, "--workers", "2", "--tasks_per_worker", "2", "--ps", "2")
+
+
+def assert_pass(tests, *options):
+    """Runs tests as the chief of a cluster."""
+    launch = ["-m", "tf_dsgd.launch", *options]
     pytest_arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *WHICH, *tests]
     run = subprocess.run(
         [sys.executable, *launch, *pytest_arguments],

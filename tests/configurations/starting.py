@@ -23,6 +23,7 @@ from tests.configurations.tf_config import (
     in_quotes,
     nothing,
 )
+from tf_dsgd import resuming
 from tf_dsgd.launch import launcher as launch
 from tf_dsgd.launch import server as serve
 from tf_dsgd.transport import cluster_spec, listening
@@ -51,6 +52,19 @@ def without_ps(strategy):
 
 def listening_to(text):
     with environment(**{listening.EVERYWHERE: text}):
+        return spec(CLUSTER)
+
+
+def in_groups(workers, number, ps=("p:1",)):
+    """A cluster with so many worker tasks, or those of these indices."""
+    indices = range(workers) if isinstance(workers, int) else workers
+    jobs = {"chief": ["c:1"], "worker": {index: f"h{index}:1" for index in indices}}
+    made = tf.train.ClusterSpec({**jobs, **({"ps": list(ps)} if ps else {})})
+    return tf_dsgd.TFCluster(made, tasks_per_worker=number)
+
+
+def grouped_by(text):
+    with environment(**{resuming.TASKS_PER_WORKER: text}):
         return spec(CLUSTER)
 
 
@@ -109,6 +123,46 @@ IN_PYTHON = [
     timeout("connect_timeout_seconds"),
     timeout("worker_timeout_seconds"),
     timeout("late_after_seconds", none=True),
+    Rule(
+        "tasks_per_worker is an integer from 1 to 64",
+        lambda number: tf_dsgd.TFCluster(SPEC, tasks_per_worker=number),
+        rule.not_integers(1, 65, none=True),
+        [1, 2, None],
+        ("tasks_per_worker must be an integer of at least 1, below 65",),
+    ),
+    Rule(
+        "worker tasks are so many groups of tasks_per_worker",
+        lambda both: in_groups(*both),
+        st.tuples(st.integers(1, 40), st.integers(2, 64)).filter(lambda both: both[0] % both[1]),
+        [(4, 2), (3, 1), (6, 3), (64, 64)],
+        ("makes groups of as many worker tasks", "Start a multiple of"),
+        lambda both: f"tasks_per_worker={both[1]} ",
+    ),
+    Rule(
+        "of a group of tasks all are named",
+        lambda indices: in_groups(dict.fromkeys(indices), 2),
+        st.sampled_from([[0, 2], [1, 2], [0, 1, 3, 4], [1, 3], [2, 4]]),
+        [[0, 1], [2, 3], [0, 1, 4, 5]],
+        ("makes a group of worker tasks in a row", "Name all tasks of each group, or none"),
+        nothing,
+        few=True,
+    ),
+    Rule(
+        "groups of tasks need ps tasks",
+        lambda number: in_groups(number, number, ps=()),
+        st.integers(2, 64),
+        [1],
+        ("needs ps tasks",),
+        lambda number: f"tasks_per_worker={number} ",
+    ),
+    Rule(
+        "TF_DSGD_TASKS_PER_WORKER is an integer from 1 to 64",
+        grouped_by,
+        PRINTED.filter(lambda text: not text.isdigit()) | st.integers(65, 9999).map(str),
+        ["1", "2", "", " "],
+        ("TF_DSGD_TASKS_PER_WORKER must be an integer of at least 1, below 65",),
+        lambda text: text if text.isdigit() else repr(text),
+    ),
     Rule(
         "TF_DSGD_LISTEN is one word",
         listening_to,
@@ -184,6 +238,7 @@ def launched_listening_to(text):
 
 TWO = ("--workers", "2")
 OPTIONS = {"workers", "ps", "spmd", "threads_per_worker", "restart_workers", "prefix_chief"}
+OPTIONS |= {"tasks_per_worker"}
 NAMES = st.from_regex(r"[a-z]{2,9}", fullmatch=True)
 FOLDER = Path(__file__).parent
 
@@ -225,6 +280,25 @@ LAUNCHER = [
         ("unrecognized arguments",),
         lambda name: f"--{name}",
         error=Refused,
+    ),
+    Rule(
+        "the launcher's workers are so many groups",
+        lambda both: command("--workers", str(both[0]), f"--tasks_per_worker={both[1]}", __file__),
+        st.tuples(st.integers(1, 40), st.integers(2, 64)).filter(lambda both: both[0] % both[1]),
+        [(4, 2), (3, 1), (6, 3)],
+        ("makes groups of as many worker processes", "--workers must be a multiple of it"),
+        lambda both: f"--tasks_per_worker {both[1]} ",
+        error=Refused,
+    ),
+    Rule(
+        "groups of processes are for a strategy with ps tasks",
+        lambda more: command("--workers", "4", "--tasks_per_worker", "2", *more, __file__),
+        st.sampled_from([("--spmd",), ("--ps", "0"), ("--ps=0",)]),
+        [("--ps", "1"), ()],
+        ("--tasks_per_worker is for a strategy whose weights are on ps processes",),
+        nothing,
+        error=Refused,
+        few=True,
     ),
     Rule(
         "--spmd starts no ps tasks",

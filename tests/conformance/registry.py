@@ -57,6 +57,7 @@ CONFIGURATIONS = {
     "downpour_bfloat16": _downpour(wire_dtype="bfloat16"),
     "downpour_threshold": _downpour(push_every=2, fetch_every=2, compression=THRESHOLD),
     "downpour_warm": _downpour(warm_start_steps=10),
+    "downpour_parts": _downpour(model_parallel=tf_dsgd.ModelParallel({".*": 0}, microbatches=2)),
     "downpour_bounded": _downpour(push_every=2, fetch_every=2, max_staleness=1),
     "softsync": _softsync(gradients_per_update=3),
     "softsync_bounded": _softsync(gradients_per_update=2, staleness_scaling=None, max_staleness=0),

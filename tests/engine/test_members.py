@@ -10,8 +10,9 @@ from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.engine.remote import RemoteRounds
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
-from tf_dsgd.membership.peer import Peer, PeerState
+from tf_dsgd.membership.peer import Peer
 from tf_dsgd.membership.task import TaskState
 from tf_dsgd.transport.connection import UnequalVersions
 
@@ -29,15 +30,15 @@ class Connection:
         self.here, self.listening = list(present), list(listening)
         self.versions, self.replaced = ["ours", "ours"], None
         self.liveness = Liveness(5.0)
-        self.peers = [Peer(m, f"w{m}:1") for m in range(2)]
-        for peer in self.peers:
-            peer.become(PeerState.MEMBER)
+        self.groups = [Group([Peer(m, f"w{m}:1")]) for m in range(2)]
+        for group in self.groups:
+            group.enter()
 
     def present(self):
         return self.here
 
-    def worker_devices(self):
-        return ["CPU:0", "CPU:0"]
+    def part_devices(self):
+        return [["CPU:0"], ["CPU:0"]]
 
     def shard_devices(self):
         return ["CPU:0"]
@@ -51,8 +52,11 @@ class Connection:
     def worker_listens(self, m):
         return self.listening[m]
 
-    def worker_address(self, m):
-        return f"w{m}:1"
+    def worker_is_silent(self, m):
+        return self.liveness.is_silent(f"w{m}:1")
+
+    def with_partners(self, addresses):
+        return set(addresses)
 
     def worker_name(self, m):
         return f"worker {m}"

@@ -80,7 +80,7 @@ SPLIT = tf_dsgd.ModelParallel({"a": 0, "c": 1})
                 tf_dsgd.TFCluster(tf.train.ClusterSpec({"worker": ["h:1"], "ps": ["h:2"]})),
                 model_parallel=SPLIT,
             ),
-            "not there yet on a TFCluster",
+            r"names part 1, and a worker of TFCluster\(.* Give the cluster tasks_per_worker=2",
         ),
         (
             lambda: tf_dsgd.DownpourStrategy(
@@ -92,6 +92,16 @@ SPLIT = tf_dsgd.ModelParallel({"a": 0, "c": 1})
         ),
         (lambda: tf_dsgd.HogwildStrategy(ONE, model_parallel=SPLIT), "HogwildStrategy has no"),
         (lambda: tf_dsgd.SandblasterStrategy(ONE, model_parallel=SPLIT), "Sandblaster.* has no"),
+        (
+            lambda: tf_dsgd.DownpourStrategy(
+                tf_dsgd.TFCluster(
+                    tf.train.ClusterSpec({"worker": ["h:1", "h:2"], "ps": ["h:3"]}),
+                    tasks_per_worker=2,
+                ),
+                model_parallel=tf_dsgd.ModelParallel({"a": 2}),
+            ),
+            r"names part 2, and a worker of TFCluster\(.* Give the cluster tasks_per_worker=3",
+        ),
         (lambda: tf_dsgd.LocalCluster(1, devices_per_worker=0), "devices_per_worker must be"),
         (lambda: tf_dsgd.SimulatedCluster(1, devices_per_worker=65), "devices_per_worker must be"),
     ],

@@ -2,15 +2,17 @@
 
 import os
 import threading
+import time
 
 import pytest
 import tensorflow as tf
 
 from tf_dsgd import _tf_remote
 from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
-from tf_dsgd.transport import channels, cluster_spec, probing, sockets
+from tf_dsgd.transport import channels, cluster_spec, opening, probing, sockets
 from tf_dsgd.transport.connection import Connection
 
 
@@ -21,20 +23,19 @@ def connection(monkeypatch):
     made.tasks = cluster_spec.from_cluster_spec(
         tf.train.ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
     )
-    made.workers, made._join, made.shards_on_workers = [0, 1], None, False
-    made.peers = [Peer(index, address) for index, address in enumerate(["a:1", "b:1"])]
-    for peer in made.peers:
-        peer.become(PeerState.MEMBER)
+    made._join, made.shards_on_workers = None, False
+    made.groups = [Group([Peer(0, "a:1")]), Group([Peer(1, "b:1")])]
+    for group in made.groups:
+        group.enter()
     made.liveness = Liveness(60.0)
     made.added, made.go_on, made.error = [], threading.Event(), None
 
-    def add(peer):
+    def add(group):
         assert made.go_on.wait(30.0)
-        made.added.append(peer.index)
+        made.added.append(group.peers[0].index)
         if made.error is not None:
             raise made.error
-        if peer.state is not PeerState.MEMBER:
-            peer.become(PeerState.MEMBER)
+        group.enter()
 
     made._add = add
     made.answering = True
@@ -142,13 +143,13 @@ def test_who_has_a_context_of_this_process_leaves_before_it_joins(
     connection._change = lambda *who: told.append(tuple({p.index for p in some} for some in who))
     connection._check_version = lambda *arguments: None
     connection.peers[1].estrange()
-    Connection._add(connection, connection.peers[1])
+    Connection._add(connection, connection.groups[1])
     assert told == ([(set(), {1})] if same else [({1}, set())])
     assert known(connection) == ({0} if same else {0, 1})
     if same:
         assert not connection.join(1, 0.01)  # it stays away for a moment
         assert connection.added == []
-        Connection._add(connection, connection.peers[1])
+        Connection._add(connection, connection.groups[1])
     assert told[-1] == ({1}, set())
     assert states(connection) == [PeerState.MEMBER] * 2
 
@@ -192,11 +193,11 @@ def test_tensorflow_is_not_told_of_one_that_calls_do_not_reach_yet(connection, t
     remote_versions(monkeypatch, [GONE])
     monkeypatch.setattr(deadlines, "REACH_SECONDS", 0.01)
     with pytest.raises(tf.errors.UnavailableError, match="No connection to it is made yet"):
-        Connection._add(connection, connection.peers[1])
+        Connection._add(connection, connection.groups[1])
     assert told == []
     monkeypatch.setattr(deadlines, "REACH_SECONDS", 30.0)
     remote_versions(monkeypatch, [GONE, GONE, REPLACED])
-    Connection._add(connection, connection.peers[1])
+    Connection._add(connection, connection.groups[1])
     assert told == [({1}, {0}), "a:1"]
 
 
@@ -206,12 +207,12 @@ def test_who_is_left_out_has_its_connections_closed_also_if_the_change_fails(
     remote_versions(monkeypatch, [REPLACED])
     connection.failure = GONE
     with pytest.raises(tf.errors.UnavailableError):
-        Connection._add(connection, connection.peers[1])
+        Connection._add(connection, connection.groups[1])
     assert told == [({1}, {0}), "a:1"]
     assert known(connection) == {1}  # as TensorFlow has it
     connection.failure = None
     monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
-    Connection._add(connection, connection.peers[0])
+    Connection._add(connection, connection.groups[0])
     assert told[2:] == ["a:1", ({0}, set())]  # before it is told of functions, not after
     assert known(connection) == {0, 1}
 
@@ -221,7 +222,7 @@ def test_one_stays_away_for_a_moment_also_if_its_leaving_fails(connection, told,
     connection.peers[1].estrange()
     connection.failure = GONE
     with pytest.raises(tf.errors.UnavailableError):
-        Connection._add(connection, connection.peers[1])
+        Connection._add(connection, connection.groups[1])
     assert told[0] == (set(), {0, 1})
     assert known(connection) == set()
     assert not connection.join(1, 30.0)
@@ -245,5 +246,104 @@ def test_one_that_is_there_and_answers_no_calls_does_not_join_for_ever(
     monkeypatch.setattr(deadlines, "CALL_SECONDS", 0.01)
     connection._silent = 0.02
     with pytest.raises(tf.errors.UnavailableError, match="Connection refused"):
-        Connection._add(connection, connection.peers[1])
+        Connection._add(connection, connection.groups[1])
     assert closed.is_set()
+
+
+# -- a worker of two tasks --------------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """Two workers of two tasks each; `same` are the tasks that are the processes they were."""
+    made = Connection.__new__(Connection)
+    jobs = {"worker": ["a:1", "b:1", "c:1", "d:1"], "ps": ["p:1"]}
+    made.tasks = cluster_spec.grouped(cluster_spec.from_cluster_spec(tf.train.ClusterSpec(jobs)), 2)
+    made._join, made.shards_on_workers = None, False
+    made.groups = [Group([Peer(i, jobs["worker"][i]) for i in g]) for g in made.tasks.groups]
+    for group in made.groups:
+        group.enter()
+    made.liveness, made._silent = Liveness(60.0), 60.0
+    made._left_out, made.changes = set(), 0
+    made.same, made.told, made.closed, made.mute = {0, 1, 2, 3}, [], [], set()
+
+    def ask(device):
+        index = int(device.split("task:")[1][0])
+        if index not in made.same:
+            raise REPLACED
+        return "1.0"
+
+    def change(job, joining, absent):
+        made.told.append((set(joining), set(absent)))
+
+    monkeypatch.setattr(cluster_spec, "remote_version", ask)
+    monkeypatch.setattr(_tf_remote, "change_tasks", change)
+    monkeypatch.setattr(probing, "not_answering", lambda a, seconds: made.mute.intersection(a))
+    monkeypatch.setattr(probing, "reachable", lambda address, seconds: address not in made.mute)
+    monkeypatch.setattr(sockets, "close_connections", made.closed.append)
+    made._check_version = lambda *arguments: None
+    return made
+
+
+def test_tasks_in_a_row_are_one_worker(pairs):
+    assert [group.addresses for group in pairs.groups] == [("a:1", "b:1"), ("c:1", "d:1")]
+    assert pairs.worker_name(1) == "worker 2 at c:1 and worker 3 at d:1"
+    assert pairs.part_devices() == [
+        [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in group]
+        for group in [(0, 1), (2, 3)]
+    ]
+
+
+@pytest.mark.parametrize("ended", [2, 3])
+def test_all_of_a_worker_joins_anew_if_one_of_it_ended(pairs, ended):
+    """Its first task knows where the functions of the second were, and the other way round."""
+    pairs.groups[1].estrange()
+    pairs.same = {0, 1, 2, 3} - {ended}
+    pairs._add(pairs.groups[1])
+    assert pairs.told == [(set(), {2, 3})]
+    assert known(pairs) == {0, 1}
+    assert pairs.groups[1].stays_away(time.monotonic())
+    pairs._add(pairs.groups[1])
+    assert pairs.told[1:] == [({2, 3}, set())]
+    assert pairs.groups[1].is_member and known(pairs) == {0, 1, 2, 3}
+
+
+def test_a_worker_all_of_whose_tasks_are_new_joins_at_once(pairs):
+    pairs.groups[0].estrange()
+    pairs.same = {2, 3}
+    pairs._add(pairs.groups[0])
+    assert pairs.told == [({0, 1}, set())]
+
+
+def test_a_worker_one_of_whose_tasks_was_replaced_unnoticed_joins_anew(pairs):
+    """As another strategy is made."""
+    pairs.same = {0, 1, 2}
+    assert [pairs.was_replaced(m) for m in (0, 1)] == [False, True]
+    pairs._add(pairs.groups[1])
+    assert pairs.told == [(set(), {2, 3})]
+
+
+def test_a_worker_is_there_if_all_of_it_is(pairs):
+    pairs.mute = {"d:1"}
+    assert [pairs.worker_listens(m) for m in (0, 1)] == [True, False]
+    assert pairs.present() == [True, False]
+
+
+def test_who_waits_for_a_silent_task_is_told_by_closed_connections(pairs):
+    """The call is to the worker's first task, which answers all the time."""
+    pairs.mute = {"b:1", "p:1"}
+    assert pairs.silence(pairs.addresses()) == {"b:1", "p:1"}
+    assert set(pairs.closed) == {"a:1", "b:1", "p:1"}
+    assert [pairs.worker_is_silent(m) for m in (0, 1)] == [True, False]
+    with pytest.raises(tf.errors.UnavailableError, match="does not answer"):
+        pairs.call(0, lambda: None)
+    assert pairs.call(1, lambda: 3) == 3
+
+
+def test_device_filters_open_the_edges_within_a_worker_and_no_others(pairs):
+    filters = opening._filters(pairs.tasks)._device_filters
+    chief, ps = f"/job:{opening.CHIEF}", "/job:ps"
+    tasks = [opening.place("worker", index) for index in range(4)]
+    partners = {0: 1, 1: 0, 2: 3, 3: 2}
+    assert filters["worker"] == {i: [ps, chief, tasks[p]] for i, p in partners.items()}
+    assert filters["ps"] == {0: ["/job:worker", chief]}

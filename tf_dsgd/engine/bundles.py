@@ -4,12 +4,16 @@ Every tensor that crosses between two processes is a call of its own, which cost
 0.2 ms of processor time whatever its size (TensorFlow 2.21 over loopback). A model has many small
 tensors: biases, counters, the sums of metrics, headers. So those travel joined, as bytes; large
 ones travel singly, since joining copies them.
+
+Where a worker is several processes, each joins what it has of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,40 +21,70 @@ import tensorflow as tf
 _SMALL_BYTES = 64 << 10
 
 
+On = Callable[[int, Callable[[], Any]], Any]
+"""(a part of the worker, what to trace there) -> what that gives."""
+
+
+def anywhere(part: int, trace: Callable[[], Any]) -> Any:
+    """An `On` that leaves it to TensorFlow."""
+    del part
+    return trace()
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """Tensors that are sent as one: their places in the list, types and shapes."""
+
+    part: int
+    """Of the worker, where they are joined, or taken apart."""
+    small: tuple[tuple[int, tf.TensorSpec], ...]
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The one that is sent."""
+        return tf.concat([to_bytes(tensors[i]) for i, _ in self.small], 0)
+
+    def unpack(self, sent: tf.Tensor) -> dict[int, tf.Tensor]:
+        """The tensors by their places."""
+        pieces = tf.split(sent, [_num_bytes(spec) for _, spec in self.small])
+        return {
+            i: from_bytes(piece, spec.dtype, spec.shape.as_list())
+            for (i, spec), piece in zip(self.small, pieces, strict=True)
+        }
+
+
 @dataclasses.dataclass(frozen=True)
 class Bundle:
     """How a list of tensors is sent: which of them joined, of which types and shapes."""
 
     count: int
-    joined: tuple[tuple[int, tf.TensorSpec], ...]
+    joined: tuple[Joined, ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[tf.Tensor]) -> Bundle:
-        """The way to send tensors of these types and static shapes."""
+    def of(cls, tensors: Sequence[tf.Tensor], parts: Sequence[int] | None = None) -> Bundle:
+        """The way to send tensors of these types and static shapes; `parts` of a worker has them.
+
+        By default all are on one.
+        """
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-        small = tuple((i, spec) for i, spec in enumerate(specs) if _is_small(spec))
-        return cls(len(specs), small if len(small) > 1 else ())
+        small: dict[int, list[tuple[int, tf.TensorSpec]]] = {}
+        for i, (spec, part) in enumerate(zip(specs, parts or [0] * len(specs), strict=True)):
+            if _is_small(spec):
+                small.setdefault(part, []).append((i, spec))
+        several = [(part, tuple(found)) for part, found in small.items() if len(found) > 1]
+        return cls(len(specs), tuple(Joined(*each) for each in several))
 
-    def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def pack(self, tensors: Sequence[tf.Tensor], on: On = anywhere) -> list[tf.Tensor]:
         """What is sent: the joined ones, if any, then the others."""
-        if not self.joined:
-            return list(tensors)
-        places = {i for i, _ in self.joined}
-        joined = tf.concat([to_bytes(tensors[i]) for i, _ in self.joined], 0)
-        return [joined, *(t for i, t in enumerate(tensors) if i not in places)]
+        places = {i for joined in self.joined for i, _ in joined.small}
+        packed = [on(j.part, functools.partial(j.pack, tensors)) for j in self.joined]
+        return [*packed, *(t for i, t in enumerate(tensors) if i not in places)]
 
-    def unpack(self, sent: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def unpack(self, sent: Sequence[tf.Tensor], on: On = anywhere) -> list[tf.Tensor]:
         """The tensors, from what `pack` gave."""
-        if not self.joined:
-            return list(sent)
-        joined, *others = sent
-        sizes = [_num_bytes(spec) for _, spec in self.joined]
-        parts = tf.split(joined, sizes)
-        found = {
-            i: from_bytes(part, spec.dtype, spec.shape.as_list())
-            for (i, spec), part in zip(self.joined, parts, strict=True)
-        }
-        rest = iter(others)
+        rest = iter(sent)
+        found: dict[int, tf.Tensor] = {}
+        for joined in self.joined:
+            found |= on(joined.part, functools.partial(joined.unpack, next(rest)))
         return [found[i] if i in found else next(rest) for i in range(self.count)]
 
 

@@ -13,9 +13,9 @@ _MOST = 64
 """Devices of a worker; and more logical devices than that are not made for all together."""
 
 
-def checked(value: object) -> int:
-    """`devices_per_worker`: an integer from 1 to 64."""
-    return integer("devices_per_worker", value, 1, below=_MOST + 1)
+def checked(value: object, name: str = "devices_per_worker") -> int:
+    """How many devices a worker has: an integer from 1 to 64."""
+    return integer(name, value, 1, below=_MOST + 1)
 
 
 def shown(per_worker: int) -> str:

@@ -65,13 +65,15 @@ class Members:
             time.sleep(0.1)  # they may be started again in this moment
             present = connection.present()
         self.tasks = [Task(m, now, here=here) for m, here in enumerate(present)]
+        of_parts = connection.part_devices()
         self.store = Store(
-            connection.worker_devices(),
+            [first for first, *_ in of_parts],
             len(connection.shard_devices()),
             self.tasks,
             self.was_lost_by,
             self.assemble,
             connection.call,
+            of_parts,
         )
         self._losing = threading.Lock()
         """Held while a worker is fenced: its own thread and the main one may both find it lost."""
@@ -179,7 +181,8 @@ class Members:
         if not self.means_lost(task, error):
             return False
         if says_ping_timeout(error):
-            self._condemn([self.connection.worker_address(m)])
+            addresses = self.connection.groups[m].addresses
+            self._condemn(probing.not_answering(addresses, deadlines.GLANCE_SECONDS))
         if self._engine is None:  # it has sent nothing yet
             self._check_shards_go_on(task)
             if task.is_present:
@@ -194,6 +197,8 @@ class Members:
             return True
         if says_replaced(error) or not self._has_its_clock(task):
             return True
+        if self.store.num_parts > 1 and self.connection.was_replaced(task.index):
+            return True  # one that has no clock
         untold = says_untold(error) and not task.lacked_function
         task.lacked_function = task.lacked_function or untold
         return untold
@@ -224,7 +229,7 @@ class Members:
             if task.is_present:
                 self.scheduler.lose(task, time.monotonic())
                 self._unfenced.add(m)
-        self.connection.peers[m].estrange()
+        self.connection.groups[m].estrange()
         with self.here():
             worker = tf.constant(m, tf.int64)
             latest = tf.constant(task.incarnation, tf.int64)
@@ -260,12 +265,14 @@ class Members:
         silent = probing.not_answering(suspects & unheard, deadlines.PROBE_SECONDS)
         silent |= suspects - unheard
         self._condemn(silent)
-        for address in silent:  # TensorFlow waits for one that is lost, too, as it leaves
+        # TensorFlow waits for one that is lost, too, as it leaves.
+        for address in connection.with_partners(silent):
             close_connections(address)
 
     def _condemn(self, addresses: Any) -> None:
         """They count as silent, whoever uses them."""
-        lost = {self.connection.worker_address(t.index) for t in self.tasks if not t.is_present}
+        groups = self.connection.groups
+        lost = {a for t in self.tasks if not t.is_present for a in groups[t.index].addresses}
         for address in sorted(self.connection.liveness.condemn(addresses) - lost):
             name = self.connection.name_at(address)
             say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
@@ -290,7 +297,8 @@ class Members:
         ):
             for task in self.tasks:
                 if self.engine.has_thread(task):
-                    close_connections(self.connection.worker_address(task.index))
+                    for address in self.connection.groups[task.index].addresses:
+                        close_connections(address)
 
     # -- who comes back ---------------------------------------------------------------------
 
@@ -306,9 +314,7 @@ class Members:
     def _silent_at_rest(self) -> list[Task]:
         """Workers that do not answer, and have no call under way that would tell of it."""
         silent = [
-            task
-            for task in self.scheduler.present
-            if self.connection.liveness.is_silent(self.connection.worker_address(task.index))
+            task for task in self.scheduler.present if self.connection.worker_is_silent(task.index)
         ]
         return [t for t in silent if t.index not in self.engine.working()]
 
@@ -362,7 +368,8 @@ class Members:
             self._standing = now, progress
         waits = scheduler.exchange.bounds_staleness or self.connection.shards_on_workers
         if working and not waits and least is not None and now - self._standing[0] > least:
-            self.connection.silence(self.connection.worker_address(m) for m in working)
+            groups = self.connection.groups
+            self.connection.silence(a for m in working for a in groups[m].addresses)
 
     def _check_somebody_comes(self, now: float) -> None:
         """Ends training with an error once all workers have been lost for too long."""
@@ -426,14 +433,14 @@ class Members:
                 self.scheduler.gone_again(task)  # unless it has joined
                 engine.wake()
         if not here:
-            self.connection.peers[task.index].estrange(joining=True)  # lost again meanwhile
+            self.connection.groups[task.index].estrange(joining=True)  # lost again meanwhile
             return
         say(f"{self.connection.worker_name(task.index)} joined")
 
     def _say_gone_again(self, task: Task, error: tf.errors.OpError) -> None:
         with self.engine.changed:
             self.scheduler.gone_again(task)
-        self.connection.peers[task.index].estrange(joining=True)
+        self.connection.groups[task.index].estrange(joining=True)
         here = self.connection.worker_listens(task.index)
         what = "has not joined yet" if here else "was lost again while it joined"
         why = error.message.partition("\n")[0]

@@ -30,7 +30,7 @@ from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Codec, Message, ServerRule
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine import traffic
-from tf_dsgd.engine.bundles import Bundle
+from tf_dsgd.engine.bundles import Bundle, On, anywhere
 from tf_dsgd.engine.merged import Collected, Merged, merged
 from tf_dsgd.engine.peers import PeerParts
 from tf_dsgd.engine.rows import RowLog
@@ -56,8 +56,8 @@ class _Sent:
     content: Any
     bundle: Bundle
 
-    def unpack(self, parcel: Sequence[tf.Tensor]) -> Any:
-        flat = self.bundle.unpack(parcel)
+    def unpack(self, parcel: Sequence[tf.Tensor], on: On = anywhere) -> Any:
+        flat = self.bundle.unpack(parcel, on)
         return tf.nest.pack_sequence_as(self.content, flat, expand_composites=True)
 
 
@@ -180,7 +180,14 @@ class Parts:
     @functools.cached_property
     def wrapping(self) -> Any:
         """(headers, message) -> a parcel for each shard."""
-        return _traced(self._wrap, *self.collection.structured_outputs)
+        wrap = functools.partial(self._wrap, self.step.on_part)
+        return _traced(wrap, *self.collection.structured_outputs)
+
+    @functools.cached_property
+    def wrapping_anywhere(self) -> Any:
+        """The same, for a message of any worker."""
+        wrap = functools.partial(self._wrap, anywhere)
+        return _traced(wrap, *self.collection.structured_outputs)
 
     @functools.cached_property
     def receiving(self) -> list[Any]:
@@ -228,12 +235,15 @@ class Parts:
 
     def delivery(self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]) -> tf.Tensor:
         """Whether all shards applied the message."""
-        return self._delivery_to(range(len(self.shards)), heads, message)
+        return self._received(range(len(self.shards)), self.wrapping(heads, message))
 
     def _delivery_to(
         self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
     ) -> tf.Tensor:
-        parcels = self.wrapping(heads, message)
+        """The same, of any worker's message, to these shards."""
+        return self._received(shards, self.wrapping_anywhere(heads, message))
+
+    def _received(self, shards: Sequence[int], parcels: Sequence[Sequence[tf.Tensor]]) -> tf.Tensor:
         fresh = [self.shards[s].call(self.receiving[s], parcels[s]) for s in shards]
         return fresh[0] if len(fresh) == 1 else tf.reduce_all(tf.stack(fresh))
 
@@ -326,8 +336,17 @@ class Parts:
     def _merged_of(self, shard: int) -> list[Merged]:
         return [each for each in self.merged if each.variable.shard == shard]
 
+    def _parts_of(self, variables: Sequence[Any], tensors: Sequence[Any]) -> list[int]:
+        """On which parts of a worker the variables are whose tensors these are, of each of them."""
+        several = self.store.num_parts > 1
+        return [
+            variable.on_workers().part if several else 0
+            for variable, tensor in zip(variables, tensors, strict=True)
+            for _ in tf.nest.flatten(tensor, expand_composites=True)
+        ]
+
     def _wrap(
-        self, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
+        self, on: On, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
     ) -> list[list[tf.Tensor]]:
         """A parcel for each shard: header, tensors and changes as they travel."""
         rest = iter(message)
@@ -340,9 +359,12 @@ class Parts:
             changes = [c for c, m in zip(all_changes, self.merged, strict=True) if m in here]
             content = [header, tensors, changes]
             flat = tf.nest.flatten(content, expand_composites=True)
-            bundle = shard.bundle(flat)
+            weights = [self.step.weights[i] for i in self._weights_of(shard.index)]
+            parts = [0, *self._parts_of(weights, tensors)]
+            parts += self._parts_of([each.variable for each in here], changes)
+            bundle = shard.bundle(flat, parts)
             self._sent[shard.index] = _Sent(content, bundle)
-            parcels.append(bundle.pack(flat))
+            parcels.append(bundle.pack(flat, on))
         return parcels
 
     def _receive(self, shard: Shard, parcel: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -396,14 +418,18 @@ class Parts:
             shard.count_version(changed)
             values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
             state = [v for v in self.read_by_workers if v.shard == shard.index]
-            content = [
+            weights = [self.step.weights[i] for i in mine]
+            statistics = [each.variable for each in self._merged_of(shard.index)]
+            found = [
                 [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
                 [v.primary.read_value() for v in state],
-                [each.variable.primary.read_value() for each in self._merged_of(shard.index)],
-                shard.version.read_value(),
+                [v.primary.read_value() for v in statistics],
             ]
+            content = [*found, shard.version.read_value()]
             flat = tf.nest.flatten(content, expand_composites=True)
-            bundle = shard.bundle(flat)
+            whose = zip([weights, state, statistics], found, strict=True)
+            parts = [part for pair in whose for part in self._parts_of(*pair)]
+            bundle = shard.bundle(flat, [*parts, 0])
             self._fetched_from[shard.index] = _Sent(content, bundle)
             return bundle.pack(flat)
 
@@ -469,7 +495,7 @@ class Parts:
         versions = []
         for shard, parcel in zip(self.shards, parcels, strict=True):
             sent = self._fetched_from[shard.index]
-            weights, state, merged_here, version = sent.unpack(parcel)
+            weights, state, merged_here, version = sent.unpack(parcel, self.step.on_part)
             for i, value in zip(self._weights_of(shard.index), weights, strict=True):
                 values[i] = self._codec.decode_fetched(self.worker_view, i, value)
             merges += zip(self._merged_of(shard.index), merged_here, strict=True)

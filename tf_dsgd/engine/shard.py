@@ -117,9 +117,9 @@ class Shard:
         with tf.device(self.device) if self.remote else contextlib.nullcontext():
             return concrete(*args)
 
-    def bundle(self, tensors: Sequence[tf.Tensor]) -> Bundle:
-        """How tensors travel between this shard and a worker."""
-        return Bundle.of(tensors) if self.remote else Bundle(len(tensors), ())
+    def bundle(self, tensors: Sequence[tf.Tensor], parts: Sequence[int]) -> Bundle:
+        """How tensors travel between this shard and a worker, on whose `parts` they are."""
+        return Bundle.of(tensors, parts) if self.remote else Bundle(len(tensors), ())
 
     def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:
         """Traces `body(arrived)` on the shard's device, under its lock.

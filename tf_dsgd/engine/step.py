@@ -61,6 +61,9 @@ class Step(Protocol):
     def on_worker(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` while variables resolve to a worker's copies."""
 
+    def on_part(self, part: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn`, which is traced on that part of a worker."""
+
     def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
         """Runs `fn` while variables resolve to what that shard has of them."""
 

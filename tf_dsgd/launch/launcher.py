@@ -39,6 +39,7 @@ from tf_dsgd.resuming import (
     COMMAND,
     ENDED_FD,
     PARENT_FD,
+    TASKS_PER_WORKER,
     THREADS,
     how_to_go_on,
 )
@@ -445,6 +446,7 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
         servers.append(server("worker", m, options.restart_workers, **own))
     unbuffered = ["-u"] if options.prefix_chief else []
     environment = _environment(cluster, "chief", 0)
+    environment[TASKS_PER_WORKER] = str(options.tasks_per_worker)
     return _Task("chief", unbuffered + _script(options), environment), servers
 
 

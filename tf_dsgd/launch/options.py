@@ -57,6 +57,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="threads within an operation of a worker (default: cores / workers, at least 1)",
     )
     add(
+        "--tasks_per_worker",
+        type=at_least(1),
+        default=1,
+        help="worker processes in a row that are one worker, for a strategy with model_parallel "
+        "(default 1); --workers is a multiple of it",
+    )
+    add(
         "--restart_workers",
         type=at_least(0),
         default=0,
@@ -90,6 +97,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"there is no module {options.script!r} in the current folder or sys.path")
     if options.spmd and options.ps is not None:
         parser.error("--spmd starts no ps processes: leave --ps out, or --spmd")
+    if options.workers % options.tasks_per_worker:
+        parser.error(
+            f"--tasks_per_worker {options.tasks_per_worker} makes groups of as many worker "
+            f"processes: --workers must be a multiple of it. Received: {options.workers}"
+        )
+    if options.tasks_per_worker > 1 and (options.spmd or options.ps == 0):
+        parser.error(
+            "--tasks_per_worker is for a strategy whose weights are on ps processes: leave it, or "
+            f"{'--spmd' if options.spmd else '--ps 0'}, out"
+        )
     if options.spmd and options.restart_workers:
         parser.error("--spmd cannot start a worker again while others run: leave --restart_workers")
     if options.ps == 0 and options.restart_workers:

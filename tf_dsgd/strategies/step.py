@@ -223,6 +223,13 @@ class TracedStep:
         with tracing(self._worker):
             return self._run(fn)
 
+    def on_part(self, part: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn`, whose operations are on that part of the worker."""
+        if self._laid is None:
+            return fn()
+        with tracing(self._worker):
+            return self._laid.on_part(part, fn)
+
     def on_shard(self, shard: int, fn: Callable[[], Any]) -> Any:
         """Runs `fn` in a replica context in which variables are what that shard has of them."""
         with tracing(self._shards.setdefault(shard, Trace("shard", shard))):

@@ -39,16 +39,25 @@ class Tasks:
         jobs: job ("chief", "worker", "ps") -> index -> "host:port".
         task_type: the job of this process; None if it is not known.
         task_index: its index within the job.
+        tasks_per_worker: how many worker tasks are one worker, see `grouped`.
     """
 
     jobs: dict[str, dict[int, str]]
     task_type: str | None
     task_index: int
+    tasks_per_worker: int = 1
 
     @property
     def workers(self) -> dict[int, str]:
         """Index -> address of the worker tasks."""
         return self.jobs["worker"]
+
+    @property
+    def groups(self) -> list[tuple[int, ...]]:
+        """The worker tasks' indices, by workers: each is a group of tasks in a row."""
+        indices = sorted(self.workers)
+        number = self.tasks_per_worker
+        return [tuple(indices[i : i + number]) for i in range(0, len(indices), number)]
 
     @property
     def ps(self) -> dict[int, str]:
@@ -195,6 +204,40 @@ def from_resolver(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> T
         ) from error
     jobs = _jobs(_as_dict(spec), f"the cluster of {name}")
     return _tasks(jobs, job or "chief", index, name)
+
+
+def grouped(which: Tasks, tasks_per_worker: int) -> Tasks:
+    """The cluster in which so many worker tasks in a row are one worker, each with a part of it.
+
+    Raises:
+        ValueError: if the tasks are no such groups, or there are no ps tasks.
+    """
+    made = dataclasses.replace(which, tasks_per_worker=tasks_per_worker)
+    if tasks_per_worker == 1:
+        return made
+    number = len(which.workers)
+    if number % tasks_per_worker:
+        raise ValueError(
+            f"tasks_per_worker={tasks_per_worker} makes groups of as many worker tasks, and the "
+            f"cluster has {number}. Start a multiple of {tasks_per_worker}. Received: "
+            f"{which.jobs}."
+        )
+    for m, group in enumerate(made.groups):
+        first = group[0]
+        if first % tasks_per_worker or group[-1] - first != tasks_per_worker - 1:
+            raise ValueError(
+                f"tasks_per_worker={tasks_per_worker} makes a group of worker tasks in a row, the "
+                f"first of which has a multiple of {tasks_per_worker} for its index, and the tasks "
+                f"of worker {m} would be {', '.join(map(str, group))}. Name all tasks of each "
+                f"group, or none. Received: {which.jobs}."
+            )
+    if not which.ps:
+        raise ValueError(
+            f"tasks_per_worker={tasks_per_worker} needs ps tasks: without them each worker task "
+            "holds a part of the weights, and not that of its layers. Add ps tasks, or leave "
+            f"tasks_per_worker out. Received: {which.jobs}."
+        )
+    return made
 
 
 def check_ps(which: Tasks) -> None:

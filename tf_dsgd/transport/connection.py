@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,15 +16,14 @@ from tf_dsgd._tf_errors import says_no_context
 from tf_dsgd._version import __version__
 from tf_dsgd.console import say
 from tf_dsgd.membership import deadlines
+from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
-from tf_dsgd.transport import channels, cluster_spec, listening, probing, sockets
+from tf_dsgd.transport import channels, cluster_spec, opening, probing, sockets
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.waiting import wait_for_tasks
 
-# TensorFlow's own name for a process that is in no cluster: what was made before stays where it is.
-_CHIEF = "localhost"
-_HOST = f"/job:{_CHIEF}/replica:0/task:0/device:CPU:0"
+_HOST = f"/job:{opening.CHIEF}/replica:0/task:0/device:CPU:0"
 
 
 class Connection:
@@ -48,7 +46,6 @@ class Connection:
     ):
         self.tasks = cluster
         self._silent = silent_seconds
-        self.workers = sorted(cluster.workers)
         self.shards_on_workers = not cluster.ps
         self.liveness = Liveness(silent_seconds)
         """The verdict on who answers."""
@@ -58,21 +55,25 @@ class Connection:
             doubts = cluster_spec.doubts_about_own_host(cluster)
             if doubts:
                 say(doubts)
-        self._connect_seconds = timeout_seconds
         here = wait_for_tasks(cluster, timeout_seconds)
         self.changes = 0
         """How often TensorFlow was told of other tasks: each time it keeps some threads."""
-        self.peers = [Peer(index, cluster.workers[index]) for index in self.workers]
+        self.groups = [
+            Group([Peer(index, cluster.workers[index]) for index in indices])
+            for indices in cluster.groups
+        ]
         """What TensorFlow knows of each worker."""
-        for peer in self.peers:
-            if peer.index in here:
-                peer.become(PeerState.MEMBER)
+        for group in self.groups:
+            if here.issuperset(peer.index for peer in group.peers):
+                group.enter()
         self._left_out: set[str] = set()
         """Addresses of workers that TensorFlow let go of, or may have, since a change was whole."""
         self._join: tuple[int, Aside] | None = None
         """The worker that is being added, or whose end nobody has looked at."""
         channels.configure(silent_seconds)
-        _tf_earlier.keep_assignable(functools.partial(self._connect, here))
+        seconds = timeout_seconds + silent_seconds
+        connects = functools.partial(opening.connect, cluster, here, seconds, silent_seconds)
+        _tf_earlier.keep_assignable(connects)
         self.reasons: list[Callable[[tf.errors.OpError], RuntimeError | None]] = []
         """Each tells what the failure of a call may be due to."""
         _tf_remote.tell_without_waiting()
@@ -83,12 +84,13 @@ class Connection:
         self._answer = tf.function(_answer).get_concrete_function()
         for job, index in cluster.of_shards:
             self._check_version(job, index)
-        for index in sorted(here.difference(i for job, i in cluster.of_shards if job == "worker")):
+        for m, group in enumerate(self.groups):
+            if not group.is_member or self.shards_on_workers:
+                continue
             try:
-                check = functools.partial(self._check_version, "worker", index)
-                self.call(self.workers.index(index), check)
+                self.call(m, functools.partial(self._check_versions, group))
             except tf.errors.OpError:  # it is gone again, or stopped, and may come later
-                self.peers[self.workers.index(index)].estrange()
+                group.estrange()
 
     def use(self) -> None:
         """Has this thread's calls to tasks return when they are done: the one that trains."""
@@ -107,14 +109,15 @@ class Connection:
 
     # -- devices ----------------------------------------------------------------------------
 
-    def worker_devices(self) -> list[str]:
-        """Where each worker computes: its first GPU, else its processor."""
+    def part_devices(self) -> list[list[str]]:
+        """Where each worker computes: of each of its tasks the first GPU, else the processor."""
         visible = {d.name for d in tf.config.list_logical_devices()}
-        devices = []
-        for index in self.workers:
-            gpu = _device("worker", index, "GPU")
-            devices.append(gpu if gpu in visible else _device("worker", index))
-        return devices
+
+        def device(peer: Peer) -> str:
+            gpu = _device("worker", peer.index, "GPU")
+            return gpu if gpu in visible else _device("worker", peer.index)
+
+        return [[device(peer) for peer in group.peers] for group in self.groups]
 
     def shard_devices(self) -> list[str]:
         """Where each shard is."""
@@ -124,15 +127,20 @@ class Connection:
 
     def worker_name(self, m: int) -> str:
         """Worker number m in words."""
-        return self.tasks.name("worker", self.workers[m])
-
-    def worker_address(self, m: int) -> str:
-        """Where worker number m is."""
-        return self.tasks.workers[self.workers[m]]
+        return " and ".join(self.tasks.name("worker", p.index) for p in self.groups[m].peers)
 
     def worker_listens(self, m: int) -> bool:
-        """Whether worker number m can be reached."""
-        return self._listens(self.worker_address(m))
+        """Whether all of worker number m can be reached."""
+        return all(map(self._listens, self.groups[m].addresses))
+
+    def worker_is_silent(self, m: int) -> bool:
+        """Whether the verdict on a process of worker number m is that it does not answer."""
+        return any(map(self.liveness.is_silent, self.groups[m].addresses))
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The processes of all workers."""
+        return [peer for group in self.groups for peer in group.peers]
 
     def _listens(self, address: str) -> bool:
         if self.liveness.is_silent(address):
@@ -171,25 +179,26 @@ class Connection:
         """
         if self.shards_on_workers:  # nobody goes on without it
             return action()
-        address = self.worker_address(m)
-        silent = self.liveness.is_silent(address)
+        silent = self.worker_is_silent(m)
         call = None if silent else Aside(action, f"tf_dsgd calls worker {m}")
         while call is not None and not call.wait(deadlines.CALL_SECONDS):
-            if address in self.silence(self.tasks.workers.values()):
+            if not self.silence(self.tasks.workers.values()).isdisjoint(self.groups[m].addresses):
                 call = None
         if call is None:
             raise tf.errors.UnavailableError(None, None, "It does not answer.")
         return call.result()
 
     def was_replaced(self, m: int) -> bool:
-        """Whether at the address of worker number m is another process than TensorFlow knows of."""
+        """Whether at an address of worker number m is another process than TensorFlow knows of."""
         if self.shards_on_workers:  # a call to one that is stopped would be waited for
             return False
-        device = _device("worker", self.workers[m])
-        try:
-            self.call(m, lambda: cluster_spec.remote_version(device))
-        except tf.errors.OpError as error:
-            return says_no_context(error)
+        for peer in self.groups[m].peers:
+            ask = functools.partial(cluster_spec.remote_version, _device("worker", peer.index))
+            try:
+                self.call(m, ask)
+            except tf.errors.OpError as error:
+                if says_no_context(error):
+                    return True
         return False
 
     def silence(self, addresses: Iterable[str]) -> set[str]:
@@ -198,25 +207,36 @@ class Connection:
         silent = probing.not_answering(addresses, seconds)
         for address in sorted(self.liveness.condemn(silent)):
             say(f"{self.name_at(address)} has not answered for {seconds:g} s")
-        for address in silent:
+        for address in self.with_partners(silent):
             sockets.close_connections(address)
         return silent
 
+    def with_partners(self, addresses: Iterable[str]) -> set[str]:
+        """These, and those of whoever waits for them: all of a worker, one of whose they are.
+
+        A call goes to the first of a worker's processes, which answers while it waits for another.
+        """
+        found = set(addresses)
+        for group in self.groups:
+            if not found.isdisjoint(group.addresses):
+                found.update(group.addresses)
+        return found
+
     def present(self) -> list[bool]:
         """Which workers are there now; those that came, or came back, join."""
-        return [self._is_present(m) for m in range(len(self.workers))]
+        return [self._is_present(m) for m in range(len(self.groups))]
 
     def _is_present(self, m: int) -> bool:
         if not self.worker_listens(m):
             return False
-        peer = self.peers[m]
+        group = self.groups[m]
         try:
-            same = functools.partial(self._is_the_same, peer)
-            if peer.state is PeerState.MEMBER and self.call(m, same):
+            same = functools.partial(self._are_the_same, group.peers)
+            if group.is_member and self.call(m, same):
                 return True
             return self.worker_listens(m) and self.join(m, deadlines.FIRST_JOIN_SECONDS)
         except tf.errors.OpError:  # it is gone again, and may come later
-            peer.estrange(joining=True)
+            group.estrange(joining=True)
             return False
 
     def join(self, m: int, seconds: float) -> bool:
@@ -232,12 +252,12 @@ class Connection:
         """
         begins = self._join is None
         if self._join is None:
-            peer = self.peers[m]
-            if peer.stays_away(time.monotonic()):
+            group = self.groups[m]
+            if group.stays_away(time.monotonic()):
                 return False
-            if not probing.answers(peer.address, deadlines.GLANCE_SECONDS):
+            if not all(probing.answers(a, deadlines.GLANCE_SECONDS) for a in group.addresses):
                 return False
-            self._join = m, Aside(lambda: self._add(peer), f"tf_dsgd adds worker {m}")
+            self._join = m, Aside(lambda: self._add(group), f"tf_dsgd adds worker {m}")
         worker, adding = self._join
         if not adding.wait(seconds if begins else 0.0):
             return False
@@ -247,12 +267,12 @@ class Connection:
         except (UnequalVersions, tf.errors.OpError) as error:
             if worker == m:
                 raise
-            self.peers[worker].estrange(joining=True)
+            self.groups[worker].estrange(joining=True)
             say(f"{self.worker_name(worker)} has not joined: {error}")
-        return worker == m and self.peers[m].is_known
+        return worker == m and self.groups[m].is_known
 
-    def _add(self, peer: Peer) -> None:
-        others = [other for other in self.peers if other.is_known and other is not peer]
+    def _add(self, group: Group) -> None:
+        others = [other for other in self.peers if other.is_known and other not in group.peers]
         silent = probing.not_answering([o.address for o in others], deadlines.ANSWER_SECONDS)
         # Of others that were lost TensorFlow would want to know now, too, who they are.
         absent = [
@@ -261,27 +281,31 @@ class Connection:
             if other.address in silent
             or (other.state is PeerState.ESTRANGED and not self._is_reached(other))
         ]
-        if peer.is_known and not self._is_reached(peer):
+        if not all(map(self._is_reached, group.known)):
             raise tf.errors.UnavailableError(None, None, "No connection to it is made yet.")
-        leaves = peer.state is PeerState.ESTRANGED and self._is_the_same(peer)
+        same = [peer for peer in group.known if self._is_the_same(peer)]
         for other in absent:
             other.forget()  # also if the rest fails
-        if leaves:
+        if same and (not group.is_member or len(same) < len(group.peers)):
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or that were lost with its connection
-            # (TF 2.21).
-            peer.leave()
+            # (TF 2.21). And of a process that has a part of a function of several, it keeps where
+            # the other parts were.
+            leaving = group.known
+            group.estrange(joining=True)
+            for peer in leaving:
+                peer.leave()
             try:
-                self._change([], [*absent, peer])
+                self._change([], [*absent, *leaving])
             finally:
                 # What it had there is freed when its last call has ended, by a number that the next
                 # context will have, too: that one would not live long if it were there by then.
-                peer.has_left(time.monotonic())
+                for peer in leaving:
+                    peer.has_left(time.monotonic())
             return
-        if peer.state is not PeerState.MEMBER:
-            peer.become(PeerState.MEMBER)
-        self._change([peer], absent)
-        self._check_version("worker", peer.index, UnequalVersions)
+        group.enter()
+        self._change(group.peers, absent)
+        self._check_versions(group, UnequalVersions)
 
     def _change(self, joining: Sequence[Peer], absent: Sequence[Peer]) -> None:
         """Tells TensorFlow who its workers are; it asks all, and all calls wait for that.
@@ -300,7 +324,7 @@ class Connection:
             {peer.index for peer in absent},
         )
         changing = Aside(change, "tf_dsgd changes the cluster")
-        self._left_out.update(peer.address for peer in absent)
+        self._left_out |= self.with_partners(peer.address for peer in absent)
         limit = time.monotonic() + deadlines.CALL_EVERY_SECONDS + self._silent
         while not changing.wait(deadlines.CALL_SECONDS):
             self._left_out |= self.silence(self.tasks.workers.values())
@@ -363,62 +387,14 @@ class Connection:
             return not says_no_context(error)
         return True
 
-    # -- connecting -------------------------------------------------------------------------
+    def _are_the_same(self, peers: Iterable[Peer]) -> bool:
+        return all(map(self._is_the_same, peers))
 
-    def _connect(self, workers: set[int]) -> None:
-        for name, value in (
-            # One call of a worker at a time, done when it returns; a lost task is an error at once.
-            ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "False"),
-            ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True"),
-            ("GRPC_FAIL_FAST", "use_caller"),
-        ):
-            os.environ.setdefault(name, value)
-        present = {"worker": sorted(workers), "ps": sorted(self.tasks.ps)}
-        jobs = self.tasks.cluster_spec(present).as_dict()
-        if self.tasks.chief is not None:
-            jobs[_CHIEF] = [self.tasks.chief]
-        filters = tf.config.experimental.ClusterDeviceFilters()
-        # Beside ps tasks workers do not need each other, nor each other's faults.
-        seen = "/job:worker" if self.shards_on_workers else "/job:ps"
-        for index in self.workers:
-            filters.set_device_filters("worker", index, [seen, f"/job:{_CHIEF}"])
-        for index in self.tasks.ps:
-            filters.set_device_filters("ps", index, ["/job:worker", f"/job:{_CHIEF}"])
-        tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec(jobs),
-            job_name=_CHIEF,
-            protocol="grpc",
-            cluster_device_filters=filters,
-        )
-        self._open(sorted(workers))
-        listening.keep_to(_tf_remote.own_address())
+    # -- versions ---------------------------------------------------------------------------
 
-    def _open(self, workers: list[int]) -> None:
-        """Opens the devices, and with them this process's server.
-
-        TensorFlow waits without end for a task that was stopped since it was asked whether it is
-        there, and before it was connected to.
-        """
-        opening = Aside(tf.config.list_logical_devices, "tf_dsgd connects")
-        addresses = [*self.tasks.ps.values(), *(self.tasks.workers[index] for index in workers)]
-        limit = time.monotonic() + self._connect_seconds + self._silent
-        while not opening.wait(deadlines.RETRY_SECONDS):
-            silent = probing.not_answering(addresses, self._silent)
-            if silent:
-                names = ", ".join(self.name_at(address) for address in sorted(silent))
-                raise TimeoutError(
-                    f"{names} stopped answering {self._silent:g} s ago, while this process "
-                    "connected to it, and TensorFlow waits for it. Start this script again."
-                )
-            if time.monotonic() > limit:
-                names = ", ".join(self.name_at(address) for address in addresses)
-                raise TimeoutError(
-                    f"TensorFlow has not connected to {names} within "
-                    f"{self._connect_seconds + self._silent:g} s, though all of them answer. Is "
-                    "each a server of the same TensorFlow, and reached by no proxy? Start "
-                    "python -m tf_dsgd.serve on them again, then this script."
-                )
-        opening.result()
+    def _check_versions(self, group: Group, error: type[RuntimeError] = RuntimeError) -> None:
+        for peer in group.peers:
+            self._check_version("worker", peer.index, error)
 
     def _check_version(
         self, job: str, index: int, error: type[RuntimeError] = RuntimeError
@@ -461,6 +437,12 @@ def connect(
             "This process is connected to another cluster, and TensorFlow allows one per process. "
             f"Connected: {_connection.tasks.jobs}. Received: {cluster.jobs}. Start a new process."
         )
+    elif _connection.tasks.tasks_per_worker != cluster.tasks_per_worker:
+        raise RuntimeError(
+            "This process is connected to the same tasks in other groups, and who may talk to whom "
+            f"is set once. Connected: tasks_per_worker={_connection.tasks.tasks_per_worker}. "
+            f"Received: tasks_per_worker={cluster.tasks_per_worker}. Start a new process."
+        )
     return _connection
 
 
@@ -470,4 +452,4 @@ def _answer() -> None:
 
 
 def _device(job: str, index: int, kind: str = "CPU") -> str:
-    return f"/job:{job}/replica:0/task:{index}/device:{kind}:0"
+    return f"{opening.place(job, index)}/device:{kind}:0"

@@ -12,7 +12,9 @@ from tf_dsgd.transport import cluster_spec, probing
 
 
 def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[int]:
-    """Waits until every task with shards and a worker answer; gives the workers that do.
+    """Waits until every task with shards and all of a worker answer; gives the tasks that do.
+
+    Of worker tasks these are the ones of whole groups.
 
     Raises:
         TimeoutError: if they do not within that time, naming them.
@@ -26,7 +28,8 @@ def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[i
     while True:
         # One that is stopped takes connections, and TensorFlow would wait for it.
         silent = probing.not_answering(places, deadlines.PROBE_SECONDS)
-        here = {i for i in workers if cluster.workers[i] not in silent}
+        answering = {i for i in workers if cluster.workers[i] not in silent}
+        here = {i for group in cluster.groups if answering.issuperset(group) for i in group}
         _check_not_ended(cluster, shards)
         absent = [cluster.name_at(address) for address in shards if address in silent]
         now = time.monotonic()
@@ -35,7 +38,7 @@ def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[i
             if len(here) == len(workers) or now - complete > deadlines.GRACE_SECONDS:
                 return here
         else:
-            others = [cluster.name("worker", i) for i in workers if i not in here]
+            others = [cluster.name("worker", i) for i in workers if i not in answering]
             absent = list(dict.fromkeys([*absent, *others]))
             if now - start > timeout_seconds:
                 raise TimeoutError(
@@ -53,6 +56,10 @@ def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[i
 def _needed(cluster: cluster_spec.Tasks) -> str:
     if not cluster.ps:
         return "Without ps tasks every worker is needed."
+    if cluster.tasks_per_worker > 1:
+        return (
+            f"Every ps task and one worker, which is {cluster.tasks_per_worker} tasks, are needed."
+        )
     return "Every ps task and one worker are needed."
 
 
@@ -93,8 +100,9 @@ def _check_not_ended(cluster: cluster_spec.Tasks, shards: list[str]) -> None:
     """Raises an error where nobody will start again what has to be there."""
     ended = resuming.ended()
     gone = ended.intersection(shards)
-    if ended.issuperset(cluster.workers.values()):
-        gone.update(cluster.workers.values())
+    groups = [{cluster.workers[index] for index in group} for group in cluster.groups]
+    if not any(ended.isdisjoint(group) for group in groups):
+        gone |= ended.intersection(cluster.workers.values())
     if gone:
         names = ", ".join(cluster.name_at(address) for address in sorted(gone))
         raise RuntimeError(

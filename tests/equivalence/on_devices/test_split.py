@@ -1,16 +1,21 @@
 """A replica over several devices is the replica on one, and plain Keras; its witness is Keras."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 from tests.equivalence import twin
 from tests.equivalence.on_devices import models
 
 
 def local(devices, **options):
+    if helpers.ON_CLUSTER:
+        return tf_dsgd.TFCluster(tasks_per_worker=devices, **options)
     return tf_dsgd.LocalCluster(1, devices_per_worker=devices, **options)
 
 
@@ -208,3 +213,37 @@ def test_a_state_goes_on_with_another_split():
     fit(second)
     for a, b in zip(twin.state(whole.weights), twin.state(second.weights), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["backup", pytest.param("weights", marks=slow)])
+def test_training_goes_on_under_another_split(way, tmp_path):
+    """From a checkpoint, or a file of weights: what is saved knows nothing of parts."""
+    x, y = models.vectors()
+
+    def made(strategy=None):
+        keras.utils.set_random_seed(3)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = models.skip()
+            if way == "weights":  # a file of weights has no slots
+                model.compile("sgd", "mse")
+        return model
+
+    def fit(model, epochs, *callbacks):
+        settings = {"batch_size": 8, "shuffle": False, "verbose": 0}
+        model.fit(x, y, epochs=epochs, callbacks=list(callbacks), **settings)
+
+    first = made(downpour({"a": 0, ".*": 1}))
+    second = made(downpour({"c": 0, ".*": 2}, 3))
+    if way == "weights":
+        fit(first, 1)
+        first.save_weights(tmp_path / "first.weights.h5")
+        second.load_weights(tmp_path / "first.weights.h5")
+        fit(second, 1)
+    else:
+        ends = helpers.break_off(1, 2)
+        with pytest.raises(helpers.Broken):
+            fit(first, 2, tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup"), ends)
+        fit(second, 2, tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup"))
+    plain = made()
+    fit(plain, 2)
+    helpers.assert_close(twin.state(second.weights), twin.state(plain.weights), 1e-6)

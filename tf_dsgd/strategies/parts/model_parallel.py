@@ -11,7 +11,7 @@ import keras
 
 from tf_dsgd import _tf_parts
 from tf_dsgd.checks import positive_int, whole
-from tf_dsgd.cluster import Cluster, TFCluster, resolve
+from tf_dsgd.cluster import Cluster, resolve
 from tf_dsgd.strategies.parts.cutting import cut
 
 
@@ -19,7 +19,8 @@ from tf_dsgd.strategies.parts.cutting import cut
 class ModelParallel:
     """Lays each worker's replica over several devices, for a model too large or too slow for one.
 
-    Use it as `model_parallel=` of a strategy, on a cluster with `devices_per_worker`. A layer's
+    Use it as `model_parallel=` of a strategy, on a cluster with `devices_per_worker`, or with
+    `tasks_per_worker` where a replica is a group of processes. A layer's
     copy of the weights, its forward and its backward are on the device of its part; what layers of
     two parts give each other is all that travels between devices. The numbers are those of a
     replica on one device.
@@ -112,17 +113,11 @@ def checked(value: Any, cluster: Any, split: bool = False) -> Any:
             f"no part has a copy. Leave one of the two out. Received: model_parallel={value!r}."
         )
     found: Cluster = resolve(cluster)
-    if isinstance(found, TFCluster):
-        raise ValueError(
-            "model_parallel is not there yet on a TFCluster, whose workers have one device each. "
-            f"Use tf_dsgd.LocalCluster(devices_per_worker={max(2, value.num_parts)}). "
-            f"Received: {found!r}."
-        )
     if value.num_parts > found.devices_per_worker:
         raise ValueError(
             f"model_parallel names part {value.num_parts - 1}, and a worker of {found!r} has "
             f"{found.devices_per_worker} device(s), from part 0 on. Give the cluster "
-            f"devices_per_worker={value.num_parts}, or name other parts. Received: {value!r}."
+            f"{found.gives_devices}={value.num_parts}, or name other parts. Received: {value!r}."
         )
     return found
 

@@ -165,6 +165,14 @@ class LaidStep:
         if self._laying is not None:
             self._laying.open()
 
+    def on_part(self, part: int, fn: Callable[[], Any]) -> Any:
+        """Runs `fn`, whose operations are on that part."""
+        if self._laying is None:
+            return fn()
+        self._laying.open()
+        with self._laying.on(part):
+            return fn()
+
     def part_of(self, layered: Layered) -> int | None:
         """On which part a layer is, once that is known."""
         if layered.part is not None:
