@@ -1,6 +1,7 @@
 """L-BFGS and conjugate gradients, without TensorFlow: against closed forms, twins and SciPy."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -186,3 +187,50 @@ def test_iterations_are_numbers_of_python():
     _, last = batch_twin.run(rosenbrock, START, Settings(), 2)
     kinds = {type(value) for value in dataclasses.astuple(last)}
     assert kinds <= {int, float, str, bool}
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "cg-pr", "gd"])
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_the_weights_are_where_the_iteration_says(method, most):
+    """On a function full of dents, where the lowest point often is not the last that was tried."""
+    random = np.random.default_rng(most)
+    waves = random.normal(size=(12, 5)) * 4.0
+
+    def dented(w):
+        angles = waves @ w
+        return w @ w / 2 + np.sin(angles).sum() / 4, w + waves.T @ np.cos(angles) / 4
+
+    settings = Settings(method=method, max_evaluations=most)
+    again = 0
+    for seed in range(20):
+        start = np.random.default_rng(seed).normal(size=5)
+        vectors, engine = batch_twin.Arrays(start, settings.rows), BatchMethod(settings)
+        for _ in range(6):
+            before, at = dented(vectors.weights)[0], vectors.weights.copy()
+            last = batch_twin.one_iteration(engine, vectors, dented)
+            if last.is_last:
+                break
+            loss, gradient = dented(vectors.weights)
+            assert last.loss == loss < before
+            assert last.gradient_norm == pytest.approx(np.linalg.norm(gradient))
+            np.testing.assert_array_equal(vectors.weights, at + last.step * vectors.direction)
+            again += last.evaluations > most + (last.number == 1)
+    assert again or most > 2
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_loss_tolerance_is_relative_above_1(scale):
+    function, _ = _quadratic(4)
+
+    def scaled(w):
+        loss, gradient = function(w)
+        return scale * (loss + 100.0), scale * gradient
+
+    settings = Settings(loss_tolerance=1e-6)
+    found, last = batch_twin.run(scaled, np.ones(4), settings, 100)
+    losses = [scaled(w)[0] for w in found]
+    fell = [a - b for a, b in itertools.pairwise([scaled(np.ones(4))[0], *losses])]
+    bound = [1e-6 * max(1.0, abs(loss)) for loss in losses]
+    assert last.is_last and "loss_tolerance" in last.reason
+    assert fell[-1] <= bound[-1] * (1 + 1e-3)
+    assert all(f > b * (1 - 1e-3) for f, b in zip(fell[:-1], bound[:-1], strict=True))

@@ -282,6 +282,25 @@ def test_random_numbers_in_a_function_of_the_layer_are_found():
         model.fit(*_data(), verbose=0)
 
 
+def sampled_softmax(inputs):
+    kernel, bias = keras.ops.ones((30, 4)), keras.ops.ones(30)
+    labels = keras.ops.zeros((keras.ops.shape(inputs)[0], 1), "int64")
+    loss = tf.nn.sampled_softmax_loss(kernel, bias, labels, inputs, 5, 30)
+    return inputs + keras.ops.mean(loss)
+
+
+def seconds_now(inputs):
+    return inputs + keras.ops.cast(tf.timestamp(), "float32")
+
+
+@pytest.mark.parametrize("function", [sampled_softmax, seconds_now])
+def test_sampled_losses_and_the_time_are_found(function):
+    layer = keras.layers.Lambda(function, output_shape=(4,))
+    model = _model(_strategy(), lambda: [layer, keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="draws random numbers"):
+        model.fit(*_data(), verbose=0)
+
+
 def test_weights_of_16_bits_are_refused():
     model = _model(_strategy(), lambda: [keras.layers.Dense(2, dtype="bfloat16")])
     with pytest.raises(ValueError, match=r"16 bits cannot hold.*type bfloat16"):

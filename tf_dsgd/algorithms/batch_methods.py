@@ -66,7 +66,7 @@ class Iteration:
     """How an iteration went.
 
     Attributes:
-        number: iterations so far, this one included.
+        number: iterations of the strategy so far, of all its models, this one included.
         loss: f where it ended; nan if nothing was evaluated.
         gradient_norm: the Euclidean norm of its gradient there.
         step: a, the step along the direction; 0 if none was made.
@@ -157,7 +157,7 @@ class BatchMethod:
         for restarts in (0, 1):
             at = self._known
             if self._is_small(at):
-                return self._ended(0.0, evaluations, restarts, self._small, True)
+                return self._ended(0.0, evaluations, restarts, self._small(at), True)
             if restarts:
                 self._pairs, self._last = [], None
             else:
@@ -248,8 +248,9 @@ class BatchMethod:
         norm = math.sqrt(at.gradient_square)
         return norm <= self.settings.gradient_tolerance or norm == 0.0
 
-    @property
-    def _small(self) -> str:
+    def _small(self, at: Evaluated) -> str:
+        if at.gradient_square == 0.0:
+            return "the gradient is zero"
         return (
             "the gradient's norm is at most gradient_tolerance="
             f"{self.settings.gradient_tolerance:g}"
@@ -258,7 +259,7 @@ class BatchMethod:
     def _tolerance(self, before: Evaluated, after: Evaluated) -> str | None:
         """Why training ends after a step; None if it goes on."""
         if self._is_small(after):
-            return self._small
+            return self._small(after)
         least = self.settings.loss_tolerance
         scale = max(abs(before.loss), abs(after.loss), 1.0)
         if least and before.loss - after.loss <= least * scale:

@@ -213,7 +213,8 @@ class Iterations:
         self.last = self._finished
         if self.last.is_last and model is not None:
             model.stop_training = True
-            say(f"fit ends after {self.last.number} iterations: {self.last.reason}")
+            number = self.last.number
+            say(f"fit ends after iteration {number}: {self.last.reason}")
 
     def _vectors_of(self, program: Program) -> Vectors:
         if self._vectors is None or self._vectors.program is not program:

@@ -20,8 +20,10 @@ from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 _RANDOM = (
     *("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial"),
     *("RngReadAndSkip", "RngSkip", "StatefulRandom", "StatefulStandardNormal"),
-    *("StatefulTruncatedNormal", "StatefulUniform"),
+    *("StatefulTruncatedNormal", "StatefulUniform", "SampleDistortedBoundingBox", "Timestamp"),
 )
+_SAMPLER = "CandidateSampler"
+"""Ends the names of what sampled softmax and noise-contrastive losses draw with."""
 
 
 def check_compiled(model: keras.Model | None, applications: Sequence[Application]) -> None:
@@ -84,7 +86,7 @@ def check_repeatable(
     """Refuses a step that gives another loss at the same weights when it is run again."""
     made = graph.as_graph_def()
     nodes = [*made.node, *(node for f in made.library.function for node in f.node_def)]
-    random = [node.name for node in nodes if node.op.startswith(_RANDOM)]
+    random = [n.name for n in nodes if n.op.startswith(_RANDOM) or n.op.endswith(_SAMPLER)]
     if random:
         raise ValueError(
             "A batch method compares the loss at several points, and this model draws random "

@@ -68,7 +68,7 @@ class SandblasterStrategy(DistributedStrategy):
             the model's size. Other methods keep one pair, or none.
         line_search: `"wolfe"` or `"armijo"`.
         max_evaluations: most evaluations of a line search, at least 1; the best step so far is
-            taken then.
+            taken then, which is evaluated once more if it was not the last.
         gradient_tolerance: training ends when the gradient's Euclidean norm is at most this.
         loss_tolerance: training ends when an iteration lowers the loss by at most this, relative
             to max(1, loss).

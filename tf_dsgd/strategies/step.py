@@ -195,8 +195,8 @@ class TracedStep:
                 raise ValueError(
                     f"The step assigns the trainable variable {variable.name!r} itself (as "
                     "SpectralNormalization does), besides what its optimizer does, so the change "
-                    "would stay on one worker. Use local_rule='optimizer', which sends the change "
-                    "of the weights, or create the variable with trainable=False."
+                    "would stay on one worker. Use DownpourStrategy(local_rule='optimizer'), which "
+                    "sends the change of the weights, or create the variable with trainable=False."
                 )
 
     def _check_tables(self) -> None:
