@@ -57,6 +57,16 @@ except KeyboardInterrupt:
 """
 # Gives the program a terminal, whose keyboard is this process's input.
 TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+STOP_ANOTHER = """
+import json, os, signal, sys
+import psutil
+sys.stdin.readline()
+for process in psutil.Process(os.getppid()).children():
+    if json.loads(process.environ()["TF_CONFIG"])["task"]["type"] == "ps":
+        process.send_signal(signal.SIGSTOP)
+print("READY", flush=True)
+sys.stdin.read()
+"""
 FAMILY = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
@@ -203,6 +213,22 @@ def test_nothing_outlives_a_script_that_ends(tmp_path):
         assert len(family) == 4  # with the script's own child
         process.popen.stdin.close()
         assert process.wait(10.0)[0] == 0, process.text
+        assert processes.gone(family) == []
+
+
+@pytest.mark.slow
+@pytest.mark.beside_others
+def test_a_stopped_process_ends_with_the_others(tmp_path):
+    """Without being waited for: it hears of its end only if it goes on."""
+    with launched(tmp_path, STOP_ANOTHER, "--workers", "1") as process:
+        roles(process, 2)
+        process.popen.stdin.write("\n")
+        process.popen.stdin.flush()
+        process.line_with("READY")
+        family = process.descendants()
+        process.popen.stdin.close()
+        code, seconds = process.wait(30.0)
+        assert code == 0 and seconds < launch.STOP_SECONDS, process.text
         assert processes.gone(family) == []
 
 

@@ -49,6 +49,9 @@ class Connection:
     def silent_shards(self):
         return []
 
+    def name_at(self, address):
+        return f"a task at {address}"
+
     def worker_listens(self, m):
         return self.listening[m]
 
@@ -136,6 +139,19 @@ def test_a_fence_that_fails_is_tried_again(capsys):
     members.lose(task)  # it is done
     assert shard.fenced == [(1, 1)]
     assert "lost worker 1; 0 unfinished" in capsys.readouterr().err
+
+
+def test_what_an_error_names_as_lost_is_not_told_of_again(capsys):
+    """That error is a script's last line, and says how to go on; a probe may find out later."""
+    engine = made(Connection())
+    members, lost = engine.rounds.members, ["a task at ps0:1"]
+    engine.rounds.members.connection.silent_shards = lambda: lost
+    with pytest.raises(RuntimeError, match="Lost a task at ps0:1, and the part of the model"):
+        members.look()
+    members._condemn(["ps0:1", "w1:1"])
+    assert capsys.readouterr().err.splitlines() == [
+        "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
+    ]
 
 
 def test_a_worker_of_another_version_is_told_of_once_and_its_successor_joins(capsys):

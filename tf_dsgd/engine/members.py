@@ -79,6 +79,8 @@ class Members:
         """Held while a worker is fenced: its own thread and the main one may both find it lost."""
         self._unfenced: set[int] = set()
         """Lost workers of which not every shard may know: telling them failed half-way."""
+        self._named: set[str] = set()
+        """Tasks whose loss an error has said, and how to go on: nothing more is said of them."""
         self._standing: tuple[float, Any] = now, None
         """Since when nothing has changed, as far as the main thread has seen, and what it saw."""
         self._looked = self._called = now
@@ -165,6 +167,7 @@ class Members:
         return None if self._engine is None else self._engine.last_backup
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
+        self._named.update(names)
         return shards_lost(names, self._last_backup)
 
     def _check_shards_go_on(self, task: Task) -> None:
@@ -275,7 +278,8 @@ class Members:
         lost = {a for t in self.tasks if not t.is_present for a in groups[t.index].addresses}
         for address in sorted(self.connection.liveness.condemn(addresses) - lost):
             name = self.connection.name_at(address)
-            say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
+            if name not in self._named:
+                say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
 
     def _have_answer(self, answering: set[str]) -> None:
         """Has tasks answer calls now and then."""

@@ -282,6 +282,7 @@ class _Launcher:
         running = [t for t in tasks if t.process is not None]
         for task in running:
             task.send(signal.SIGTERM)
+            task.send(signal.SIGCONT)  # one that was stopped would not hear
         deadline = time.monotonic() + STOP_SECONDS
         for task in running:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -22,6 +22,7 @@ from tf_dsgd.engine.program import Program
 from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.iterations import Iterations
+from tf_dsgd.strategies.nothing_yet import leave_logs_out
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.step import TracedStep, is_train_step
 from tf_dsgd.strategies.summary import summary_of
@@ -40,6 +41,7 @@ class HandingOut:
         self.examples = 0
         # Also of a loop that was left by `break`, whose last step was run.
         self._unresolved: set[TokenIterator] = set()
+        self._taken_at_reset = 0
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
         self.iterations: Iterations | None = None
@@ -147,6 +149,7 @@ class HandingOut:
 
     def _summarize(self, iterator: TokenIterator, handed_out: int) -> None:
         """An epoch's first round is under way, and `fit` may want to say at its end how it went."""
+        leave_logs_out(fit_that_runs()[1], self._has_logs)
         summary = summary_of(fit_that_runs(), iterator.dataset.strategy, handed_out)
         if summary is not None:
             on_workers = iterator.stream.pipelines is not None
@@ -156,6 +159,10 @@ class HandingOut:
         """Before `fit` runs its step: waits until it finds what a worker has reported."""
         if iterator.program is not None and not iterator.passing:
             self._engine.await_begun(iterator.program.program)
+
+    def _has_logs(self) -> bool:
+        """Whether a worker has taken a mini-batch since metrics were reset."""
+        return self._engine.handed_out > self._taken_at_reset
 
     def resolve(self) -> None:
         """Hands out batches whose tokens were used in a training step."""
@@ -175,6 +182,7 @@ class HandingOut:
         if running.were_written:
             with self._engine.explained():
                 running.reset()
+            self._taken_at_reset = self._engine.handed_out
         self.handed_out += 1
         self._passes.handed_out(iterator)
         self.examples += iterator.stream.examples
