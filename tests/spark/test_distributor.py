@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import pickle
 import sys
+import threading
 import types
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 
 import tf_dsgd.spark
 from tests import helpers
-from tf_dsgd.spark import barrier_task, distributor, rows_task
+from tf_dsgd.spark import barrier_task, chief, distributor, rows_task
 from tf_dsgd.spark.session import check_java, session, slots
 
 
@@ -36,6 +39,10 @@ def on_a_cluster(cluster=None, data=None, epochs=2):
     ledger = helpers.assert_ledger_balances(strategy)
     steps = [worker.steps for worker in ledger.workers]
     return model.get_weights(), history["loss"], strategy.steps, steps
+
+
+def fails_with(error, *arguments):
+    raise error(*arguments)
 
 
 def exact_weights(strategy, x):
@@ -205,6 +212,30 @@ def test_what_train_raises_ends_all_and_is_raised_here(spark):
     with pytest.raises(KeyError, match="of train") as caught:
         tf_dsgd.spark.Distributor(1, 0).run(train)
     assert "In the chief of the training" in "".join(caught.value.__notes__)
+
+
+class OfTwo(Exception):
+    """Cannot be read from its pickle, for Exception keeps one argument."""
+
+    def __init__(self, one, other):
+        super().__init__(one + other)
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "words"),
+    [
+        (threading.Lock, TypeError, r"train has returned what cannot be pickled .*_thread\.lock"),
+        (functools.partial(fails_with, OfTwo, "a", "b"), RuntimeError, "OfTwo: ab"),
+        (functools.partial(fails_with, KeyError, "k"), KeyError, "k"),
+        (functools.partial(fails_with, SystemExit, 3), RuntimeError, r"by SystemExit\(3\)"),
+        (functools.partial(fails_with, KeyboardInterrupt), RuntimeError, "by KeyboardInterrupt"),
+    ],
+)
+def test_what_train_gives_travels_or_is_named(train, kind, words):
+    """As the chief's process calls it, and the driver reads its outcome."""
+    payload = pickle.dumps((train, (), []))
+    with pytest.raises(kind, match=words):
+        distributor._result(chief.outcome_of(payload, []))
 
 
 def test_a_train_that_ends_its_process_is_no_lost_task(spark):
