@@ -23,7 +23,7 @@ from pyspark import cloudpickle
 from tf_dsgd.checks import integer, positive_int, truth
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions, within
-from tf_dsgd.spark.session import driver, session, slots
+from tf_dsgd.spark.session import driver, jobs, session, slots
 from tf_dsgd.transport import frames
 from tf_dsgd.transport.answering import Server
 
@@ -154,6 +154,7 @@ class Distributor:
         with (
             Server(**driver(context), answer=training.answer) as server,  # type: ignore[arg-type]
             contextlib.closing(training),
+            jobs(context),
         ):
             cluster = barrier_task.Cluster(
                 self.num_workers,
