@@ -4,6 +4,9 @@ import os
 import pathlib
 import pickle
 import random
+import signal
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -201,6 +204,29 @@ def test_errors_of_gradient_end_training_and_name_the_partition(spark):
 def test_updates_that_are_none_are_named(update, words):
     with pytest.raises(TypeError, match=words):
         gradient_task.take_apart(update, 7)
+
+
+def test_ctrl_c_ends_the_tasks(spark):
+    """Which hold no slot of Spark's after it."""
+
+    def interrupts(header, arrays):
+        if header["do"] == "fetch":
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer(header, arrays)
+
+    def waits(model, rows):
+        threading.Event().wait(600)
+
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        answer, d._server._answer = d._answer, interrupts
+        with pytest.raises(KeyboardInterrupt):
+            d.train(rows(spark, 1), waits, descent)
+        d._server._answer = answer
+        tracker, until = spark.sparkContext.statusTracker(), time.monotonic() + 60.0
+        while tracker.getActiveStageIds() and time.monotonic() < until:
+            threading.Event().wait(0.1)
+        assert tracker.getActiveStageIds() == []
+        assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
 
 
 def test_an_update_that_is_too_large_is_named(spark):

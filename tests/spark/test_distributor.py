@@ -1,9 +1,14 @@
 """The chief, a ps and workers of a cluster, in one barrier stage of `local[4,2]`."""
 
+import concurrent.futures
 import contextlib
+import functools
+import json
 import os
 import pathlib
+import pickle
 import sys
+import threading
 import types
 
 import numpy as np
@@ -12,7 +17,7 @@ import pytest
 
 import tf_dsgd.spark
 from tests import helpers
-from tf_dsgd.spark import barrier_task, rows_task
+from tf_dsgd.spark import barrier_task, chief, distributor, rows_task
 from tf_dsgd.spark.session import check_java, session, slots
 
 
@@ -36,6 +41,25 @@ def on_a_cluster(cluster=None, data=None, epochs=2):
     return model.get_weights(), history["loss"], strategy.steps, steps
 
 
+def fails_with(error, *arguments):
+    raise error(*arguments)
+
+
+def exact_weights(strategy, x):
+    """Of a loss that is linear in them: its gradients, the means of x, do not depend on them.
+
+    Of x in eighths all their sums are exact, in whatever order workers send them.
+    """
+    import keras
+
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((3,)), layer])
+        model.compile(keras.optimizers.SGD(0.25), loss=lambda _, given: given)
+    model.fit(x, x[:, 0], batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()[0][:, 0]
+
+
 def test_one_worker_is_one_of_a_local_cluster(spark, capsys):
     def train(text):
         print(text, flush=True)
@@ -50,7 +74,7 @@ def test_one_worker_is_one_of_a_local_cluster(spark, capsys):
     assert "said by the chief\n" in capsys.readouterr().out
 
 
-def test_workers_read_their_own_partitions_each_row_once(spark):
+def test_two_workers_read_each_row_of_theirs_once_and_learn_what_local_ones_do(spark):
     """Three partitions of 0, 30 and 10 rows for two workers: batches of 8, the last ones smaller.
 
     Of the rows' sum of squares, and their number, the loss at rate 0 tells: it is a mean over rows.
@@ -84,9 +108,11 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
         contexts = [tf.distribute.InputContext(2, worker) for worker in range(2)]
         other = others["in a dict"][0]
         ids = [[batch.numpy().tolist() for batch in other(context)] for context in contexts]
-        return losses, steps, [place.rows for place in data.places], ids
+        weights = exact_weights(strategy, x)
+        return losses, steps, [place.rows for place in data.places], ids, weights
 
-    losses, steps, counts, ids = tf_dsgd.spark.Distributor(2).run(
+    x = (np.arange(192) % 17).reshape(64, 3).astype("float32") / 8
+    losses, steps, counts, ids, weights = tf_dsgd.spark.Distributor(2).run(
         train, data, {"in a dict": [other]}
     )
     want = np.mean([(a + sum(v) - y) ** 2 for a, v, y in rows])
@@ -94,6 +120,9 @@ def test_workers_read_their_own_partitions_each_row_once(spark):
     assert counts == [10, 30]  # partitions 0 and 2 are worker 0's, partition 1 worker 1's
     assert steps == [2 * 2, 2 * 4]
     assert ids == [[[0, 1, 4], [5, 8, 9]], [[2, 3, 6], [7]]]
+    local = exact_weights(tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2)), x)
+    np.testing.assert_array_equal(weights, local)
+    np.testing.assert_array_equal(weights, -0.25 * 2 * x.sum(axis=0) / 8)
 
 
 def test_partitions_are_read_in_their_order_whatever_order_they_come_in(tmp_path):
@@ -149,6 +178,33 @@ def test_a_script_that_writes_elsewhere_is_waited_for():
         assert child.process.returncode == 0
 
 
+def test_tasks_of_one_attempt_meet_and_no_others(monkeypatch):
+    """Task 0 of the first attempt was lost before it came; the others of it ask until their end."""
+
+    def ask(attempt, task, seconds=0.0):
+        said = np.frombuffer(json.dumps(f"{attempt} {task}").encode(), np.uint8)
+        header = {"do": "meet", "attempt": attempt, "task": task, "seconds": seconds}
+        answer, arrays = training.answer(header, [said])
+        return json.loads(arrays[0].tobytes()) if answer["met"] else None
+
+    training = distributor._Training(3)
+    assert [ask("first", 1), ask("first", 2), ask("second", 0), ask("first", 1)] == 4 * [None]
+    threads = concurrent.futures.ThreadPoolExecutor(2)
+    with threads:
+        waiting = [threads.submit(ask, "second", task, 60.0) for task in (0, 1)]
+        want = ["second 0", "second 1", "second 2"]
+        assert ask("second", 2, 60.0) == want
+        assert [each.result(timeout=60) for each in waiting] == [want, want]
+    assert ask("second", 1) == want  # whose answer was lost
+
+    monkeypatch.setattr(distributor, "_APART_SECONDS", -1.0)
+    training = distributor._Training(2)
+    training.close()  # so that nobody waits
+    assert ask("10", 0, 60.0) is None
+    with pytest.raises(RuntimeError, match="cannot tell that they are of one attempt"):
+        ask("9", 1, 60.0)
+
+
 def test_what_train_raises_ends_all_and_is_raised_here(spark):
     def train():
         raise KeyError("of train")
@@ -156,6 +212,30 @@ def test_what_train_raises_ends_all_and_is_raised_here(spark):
     with pytest.raises(KeyError, match="of train") as caught:
         tf_dsgd.spark.Distributor(1, 0).run(train)
     assert "In the chief of the training" in "".join(caught.value.__notes__)
+
+
+class OfTwo(Exception):
+    """Cannot be read from its pickle, for Exception keeps one argument."""
+
+    def __init__(self, one, other):
+        super().__init__(one + other)
+
+
+@pytest.mark.parametrize(
+    ("train", "kind", "words"),
+    [
+        (threading.Lock, TypeError, r"train has returned what cannot be pickled .*_thread\.lock"),
+        (functools.partial(fails_with, OfTwo, "a", "b"), RuntimeError, "OfTwo: ab"),
+        (functools.partial(fails_with, KeyError, "k"), KeyError, "k"),
+        (functools.partial(fails_with, SystemExit, 3), RuntimeError, r"by SystemExit\(3\)"),
+        (functools.partial(fails_with, KeyboardInterrupt), RuntimeError, "by KeyboardInterrupt"),
+    ],
+)
+def test_what_train_gives_travels_or_is_named(train, kind, words):
+    """As the chief's process calls it, and the driver reads its outcome."""
+    payload = pickle.dumps((train, (), []))
+    with pytest.raises(kind, match=words):
+        distributor._result(chief.outcome_of(payload, []))
 
 
 def test_a_train_that_ends_its_process_is_no_lost_task(spark):

@@ -1,11 +1,15 @@
 """On executors that are processes of their own, and are killed."""
 
+import os
 import pathlib
+import threading
+import time
 
 import numpy as np
 import psutil
 
 import tf_dsgd.spark
+from tf_dsgd.spark import barrier_task
 
 EXECUTOR = "CoarseGrainedExecutorBackend"  # Spark's class that an executor's Java runs
 
@@ -37,6 +41,43 @@ def test_deepdist_gives_the_same_with_an_executor_killed(executors, tmp_path):
     np.testing.assert_array_equal(model["sum"], [66.0, 132.0])  # 0 + ... + 11, and twice that
     assert (counts.updates, counts.empty) == (12, 0)
     assert not psutil.pid_exists(int(pathlib.Path(mark).read_text()))
+
+
+def executors_that_run(spark):
+    """Processes of this session's executors, once both are there: three tasks at once need them."""
+    spark.sparkContext.parallelize([], 3).barrier().mapPartitions(lambda _: []).collect()
+    named = {EXECUTOR, spark.sparkContext.applicationId}
+    return {
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if all(any(name in word for word in process.info["cmdline"] or ()) for name in named)
+    }
+
+
+def test_a_task_killed_at_the_start_leaves_the_executors_alone(executors, tmp_path, monkeypatch):
+    """The last one, while the others wait for it. The stage is started again."""
+    mark, write = tmp_path / "killed", barrier_task.write
+
+    def killed_once(records, keys, folder):
+        from pyspark import BarrierTaskContext
+
+        task = BarrierTaskContext.get().partitionId()
+        (tmp_path / f"task {task}").touch()
+        if task == 2 and not mark.exists():
+            until = time.monotonic() + 60.0
+            while len(list(tmp_path.iterdir())) < 3 and time.monotonic() < until:
+                threading.Event().wait(0.1)
+            threading.Event().wait(0.5)  # else they may not wait yet, and the test tells less
+            mark.touch()
+            os.kill(os.getpid(), 9)
+        return write(records, keys, folder)
+
+    monkeypatch.setattr(barrier_task, "write", killed_once)
+    before = executors_that_run(executors)
+    assert tf_dsgd.spark.Distributor(1).run(os.getppid) > 0
+    assert mark.exists()
+    assert executors_that_run(executors) == before
+    assert len(before) == 2
 
 
 SCRIPT = """

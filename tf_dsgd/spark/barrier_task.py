@@ -20,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -79,12 +78,14 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("", 0))
             mine = {
-                "attempt": uuid.uuid4().hex,
                 "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
                 "places": write(records, cluster.datasets, folder),
             }
-            all_of_them = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-            yield from run_process(cluster, context, all_of_them, folder)
+            # Python is not told which attempt of the stage this is. Spark numbers the tasks of one
+            # in a row, in the order of their partitions.
+            attempt = f"{context.stageId()}.{context.taskAttemptId() - context.partitionId()}"
+            all_of_them = meet(cluster, attempt, context.partitionId(), mine)
+            yield from run_process(cluster, context, attempt, all_of_them, folder)
 
     return run
 
@@ -114,12 +115,48 @@ def path_of(folder: str, dataset: int, partition: int) -> str:
     return os.path.join(folder, f"rows-{dataset}-{partition}")
 
 
+def meet(cluster: Cluster, attempt: str, task: int, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each task of this attempt of the stage says of itself, once all have come.
+
+    By way of the driver, and not by Spark's barrier or `allGather`: where a task is to end while
+    its Python waits at one, Spark (4.3) has an exception that nobody catches, and ends the whole
+    executor with all that is on it.
+    """
+    asked = {"do": "meet", "attempt": attempt, "task": task}
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    answer = ask_until("met", cluster, asked, [text])
+    found: list[dict[str, Any]] = json.loads(answer.arrays[0].tobytes())
+    return found
+
+
+def ask_until(
+    done: str, cluster: Cluster, asked: dict[str, Any], arrays: list[np.ndarray]
+) -> frames.Message:
+    """Asks the driver until its answer says that this is done; one may take `ASK_SECONDS`.
+
+    Raises:
+        OSError: if no connection has reached the driver for `SILENT_SECONDS`.
+    """
+    answered = time.monotonic()
+    while True:
+        try:
+            header = {**asked, "seconds": ASK_SECONDS}
+            answer = frames.ask(cluster.driver, cluster.token, header, arrays)
+        except OSError:  # one connection that failed is no end of the driver
+            if time.monotonic() - answered > SILENT_SECONDS:
+                raise
+            time.sleep(LOOK_SECONDS)
+        else:
+            if answer.header[done]:
+                return answer
+            answered = time.monotonic()
+
+
 def run_process(
-    cluster: Cluster, context: Any, tasks: list[dict[str, Any]], folder: str
+    cluster: Cluster, context: Any, attempt: str, tasks: list[dict[str, Any]], folder: str
 ) -> Iterator[bytes]:
     """Runs this task's process until training is over; of the chief, gives the outcome."""
     job, index = cluster.role(context.partitionId())
-    attempt = tasks[0]["attempt"]
     addresses: dict[str, list[str]] = {}
     for number, task in enumerate(tasks):
         addresses.setdefault(cluster.role(number)[0], []).append(task["address"])
@@ -161,11 +198,7 @@ def run_process(
 
 
 class Waiting(threading.Thread):
-    """A thread that ends when the chief's task has told the driver that training is over.
-
-    Not Spark's barrier: where a task is to end while its Python waits at one, Spark (4.3) has an
-    exception that nobody catches, and ends the whole executor with all that is on it.
-    """
+    """A thread that ends when the chief's task has told the driver that training is over."""
 
     def __init__(self, cluster: Cluster, attempt: str):
         super().__init__(name="tf_dsgd waiting", daemon=True)
@@ -174,21 +207,10 @@ class Waiting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        asked = {"do": "wait", "attempt": self._attempt, "seconds": ASK_SECONDS}
-        ended, answered = False, time.monotonic()
-        while not ended:
-            try:
-                answer = frames.ask(self._cluster.driver, self._cluster.token, asked)
-            except OSError as error:  # one connection that failed is no end of the driver
-                if time.monotonic() - answered > SILENT_SECONDS:
-                    self.error = error
-                    return
-                time.sleep(LOOK_SECONDS)  # a daemon's, which nobody waits for
-            except Exception as error:  # raised where the process is watched
-                self.error = error
-                return
-            else:
-                ended, answered = answer.header["ended"], time.monotonic()
+        try:
+            ask_until("ended", self._cluster, {"do": "wait", "attempt": self._attempt}, [])
+        except Exception as error:  # raised where the process is watched
+            self.error = error
 
 
 class Child:

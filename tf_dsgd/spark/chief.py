@@ -35,7 +35,7 @@ def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
     train, arguments, keys = pickle.loads(payload)
     place(arguments, keys, places)
     try:
-        return bytes(cloudpickle.dumps((True, train(*arguments))))
+        found = train(*arguments)
     except (SystemExit, KeyboardInterrupt) as error:  # which would end the driver, too
         return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     except Exception as error:
@@ -43,18 +43,31 @@ def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
         if ENDS_TRAINING in getattr(error, "__notes__", ()):
             return None
         return _failed(error)
+    try:
+        return bytes(cloudpickle.dumps((True, found)))
+    except Exception as error:  # pickling runs the code of any class
+        return _failed(
+            TypeError(
+                f"train has returned what cannot be pickled ({error}): {type(found)}. Return a "
+                "history or arrays, and save a model to a file."
+            )
+        )
 
 
 def _failed(error: Exception) -> bytes:
     """An error that can be read in the driver: itself, or where it cannot travel its text."""
     text = "".join(traceback.format_exception(error))
     error.__traceback__ = error.__cause__ = error.__context__ = None
-    error.add_note(f"In the chief of the training:\n{text}")
+    note = f"In the chief of the training:\n{text}"
+    error.add_note(note)
     try:
         written = bytes(cloudpickle.dumps((False, error)))
         pickle.loads(written)
     except Exception:
-        return bytes(cloudpickle.dumps((False, RuntimeError(text))))
+        said = f"train has raised what cannot be pickled: {type(error).__qualname__}: {error}"
+        alike = RuntimeError(said)
+        alike.add_note(note)
+        return bytes(cloudpickle.dumps((False, alike)))
     return written
 
 

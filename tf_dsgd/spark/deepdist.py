@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from tf_dsgd.checks import positive_int
 from tf_dsgd.spark import gradient_task
 from tf_dsgd.spark.gradient_task import Job
-from tf_dsgd.spark.session import driver, session
+from tf_dsgd.spark.session import driver, jobs, session
 from tf_dsgd.transport import frames
 from tf_dsgd.transport.answering import Server
 
@@ -203,7 +203,8 @@ class DeepDist:
         job = Job(server.address, server.token, self._job, epoch, names, text, self._most_bytes)
         work = gradient_task.work(job, gradient)
         try:
-            sent = rows.mapPartitionsWithIndex(work).collect()
+            with jobs(rows.context):
+                sent = rows.mapPartitionsWithIndex(work).collect()
         except Exception:
             with self._mutex:
                 if self._error is not None:

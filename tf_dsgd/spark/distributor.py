@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import json
+import math
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,14 @@ from pyspark import cloudpickle
 from tf_dsgd.checks import integer, positive_int, truth
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions, within
-from tf_dsgd.spark.session import driver, session, slots
+from tf_dsgd.spark.session import driver, jobs, session, slots
 from tf_dsgd.transport import frames
 from tf_dsgd.transport.answering import Server
 
 cloudpickle.register_pickle_by_value(barrier_task)
 cloudpickle.register_pickle_by_value(frames)
 
+_APART_SECONDS = 60.0
 _CHIEF = ["-m", "tf_dsgd.spark.chief"]
 
 
@@ -145,10 +150,11 @@ class Distributor:
                 f"{self} takes {count} slots of Spark, one for the chief, and {context.master} has "
                 f"{there}. Use local[{count}], or fewer workers."
             )
-        training = _Training()
+        training = _Training(count)
         with (
             Server(**driver(context), answer=training.answer) as server,  # type: ignore[arg-type]
             contextlib.closing(training),
+            jobs(context),
         ):
             cluster = barrier_task.Cluster(
                 self.num_workers,
@@ -177,12 +183,21 @@ class Distributor:
 
 
 class _Training:
-    """What tasks tell the driver: what the chief wrote, and that training is over."""
+    """What tasks tell the driver: where they are, what the chief wrote, and that training is over.
 
-    def __init__(self) -> None:
+    An attempt of the stage has a name, by which its tasks know each other.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
         self._changed = threading.Condition()
+        self._come: dict[str, dict[int, Any]] = collections.defaultdict(dict)
+        """Of each attempt, what each of its tasks said as it came."""
+        self._asked: dict[int, float] = {}
+        """When each task, of whichever attempt, asked for the others last."""
+        self._apart_since = math.inf
+        """When all tasks were first there, and not of one attempt."""
         self._ended: set[str] = set()
-        """Attempts of the stage, by the name that the chief's task has made up."""
         self._closed = False
 
     def answer(
@@ -192,15 +207,49 @@ class _Training:
         if header["do"] == "log":
             _write(arrays[0].tobytes().decode(errors="replace"))
             return {}, []
+        if header["do"] == "meet":
+            return self._meet(header, json.loads(arrays[0].tobytes()))
         with self._changed:
             if header["do"] == "end":
                 self._ended.add(header["attempt"])
                 self._changed.notify_all()
             else:
-                self._changed.wait_for(
-                    lambda: self._closed or header["attempt"] in self._ended, header["seconds"]
-                )
+                self._wait(lambda: header["attempt"] in self._ended, header)
             return {"ended": header["attempt"] in self._ended}, []
+
+    def _meet(self, header: dict[str, Any], said: Any) -> tuple[dict[str, Any], list[Any]]:
+        with self._changed:
+            come = self._come[header["attempt"]]
+            come[header["task"]] = said
+            self._asked[header["task"]] = time.monotonic()
+            self._changed.notify_all()
+            self._wait(lambda: len(come) == self._count, header)
+            if len(come) < self._count:
+                self._check_attempts(header["seconds"])
+                return {"met": False}, []
+            everybody = json.dumps([come[task] for task in range(self._count)]).encode()
+        return {"met": True}, [np.frombuffer(everybody, np.uint8)]
+
+    def _check_attempts(self, seconds: float) -> None:
+        """Tasks that all ask and do not meet would wait without end.
+
+        Those of an attempt that was given up ask until they are ended, which is soon.
+        """
+        now = time.monotonic()
+        asking = sum(now - asked < 2 * seconds for asked in self._asked.values())
+        if asking < self._count:
+            self._apart_since = math.inf
+            return
+        self._apart_since = min(self._apart_since, now)
+        if now - self._apart_since > _APART_SECONDS:
+            raise RuntimeError(
+                "The tasks of the barrier stage cannot tell that they are of one attempt: "
+                f"{sorted((attempt, sorted(come)) for attempt, come in self._come.items())}. This "
+                "version of Spark numbers them in another way than those known, up to 4.3."
+            )
+
+    def _wait(self, condition: Callable[[], bool], header: dict[str, Any]) -> None:
+        self._changed.wait_for(lambda: self._closed or condition(), header["seconds"])
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -60,6 +63,24 @@ def driver(context: Any) -> dict[str, str | None]:
     settings = context.getConf()
     host = settings.get("spark.driver.host")
     return {"host": host, "bind": settings.get("spark.driver.bindAddress") or host}
+
+
+@contextlib.contextmanager
+def jobs(context: Any) -> Iterator[None]:
+    """Jobs that are started within are cancelled where this is left by an error, a Ctrl-C too.
+
+    pyspark's own handler cannot do it (4.3): it calls Java by a connection that waits for an
+    answer, which fails, and tasks would hold their slots until they find no driver.
+    """
+    tag = f"tf_dsgd-{uuid.uuid4().hex}"
+    context.addJobTag(tag)
+    try:
+        yield
+    except BaseException:
+        context.cancelJobsWithTag(tag)
+        raise
+    finally:
+        context.removeJobTag(tag)
 
 
 def slots(context: Any) -> int | None:
