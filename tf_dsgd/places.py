@@ -6,7 +6,7 @@ They are used while a function is traced, or by a test, by hand.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -104,6 +104,12 @@ class Shard(Place, Protocol):
 
         `message` is what brought the gradients, for optimizers that correct them for its delay;
         None where they are of several messages.
+        """
+
+    def holding_rows(self, tensors: Sequence[Gradient], body: Callable[[], None]) -> None:
+        """Traces `body` under the locks of the rows that the sparse ones of `tensors` name.
+
+        For rules without the shard's lock. `tensors[i]` is of `weights[i]`.
         """
 
     def remember(self, worker: tf.Tensor) -> None:

@@ -34,3 +34,23 @@ class AddInPlace(algorithm.ServerRule):
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         shard.optimize(message.tensors, 1.0, message)
         return True
+
+
+@dataclasses.dataclass(frozen=True)
+class AddUnderLocksOfRows(AddInPlace):
+    """The paper's AIG: all locks of e's rows are taken before the loop over v, and given after it.
+
+    Rows are read before, without locks.
+    """
+
+    lock_free = (
+        "The optimizer only adds: to a dense weight under the lock of that variable, and to rows "
+        "under locks of these."
+    )
+
+    def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
+        def update() -> None:
+            shard.optimize(message.tensors, 1.0, message)
+
+        shard.holding_rows(message.tensors, update)
+        return True

@@ -40,6 +40,7 @@ from tf_dsgd.engine.ledger import (
     WorkerLedger,
 )
 from tf_dsgd.engine.log import Log
+from tf_dsgd.engine.row_locks import RowLocks
 
 T = TypeVar("T")
 
@@ -100,6 +101,11 @@ class Shard:
     def variables(self) -> list[tf.Variable]:
         """All that is counted here but `schedule_step`."""
         return [self.version, self._books, self._bins]
+
+    @functools.cached_property
+    def row_locks(self) -> RowLocks:
+        """Locks of rows, for rules that have no lock of the shard's."""
+        return RowLocks(self.device)
 
     # -- traced -----------------------------------------------------------------------------
 

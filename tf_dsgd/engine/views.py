@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,6 +127,10 @@ class ShardView:
     ) -> None:
         self._program.step.optimize(self.index, gradients, scale, message)
         self.note_rows(gradients)
+
+    def holding_rows(self, tensors: Sequence[Gradient], body: Callable[[], None]) -> None:
+        rows = {i: t.indices for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}
+        self._program.shards[self.index].row_locks.held(rows, body)
 
     def remember(self, worker: tf.Tensor) -> None:
         self._program.step.remember(self.index, worker, self.fetched_rows)
