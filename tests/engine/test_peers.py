@@ -166,6 +166,22 @@ def test_other_state_of_layers_by_its_rule(kind):
         assert_copies_are_equal(strategy)
 
 
+def test_tables_are_everybodys_and_rows_that_nobody_names_stay():
+    strategy = peers(tf_dsgd.LocalCluster(3), compression.Threshold(0.01))
+    with strategy.scope():
+        table = keras.layers.Embedding(30, 4, embeddings_initializer="ones")
+        layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
+        model.compile(keras.optimizers.Adagrad(0.05), "mse")
+    ids = np.random.default_rng(1).integers(0, 20, (64, 2))
+    losses = fit(model, (ids, (ids.sum(1) % 3)[:, None]), epochs=6).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    rows = table.embeddings.numpy()
+    np.testing.assert_array_equal(rows[20:], np.ones((10, 4)))
+    assert (rows[:20] != 1.0).any(axis=1).all()
+    assert_copies_are_equal(strategy)
+
+
 # -- what is read and written outside -------------------------------------------------------
 
 
