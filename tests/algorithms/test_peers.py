@@ -71,7 +71,14 @@ def test_two_workers_by_hand():
 # -- the twin -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [(1.0, 1.7), (1.0, 1.73, 3.1), (2.2, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param((1.0, 1.7), marks=pytest.mark.slow),
+        pytest.param((1.0, 1.73, 3.1), marks=pytest.mark.slow),
+        (2.2, 1.0, 1.0),  # two of them always at the same moment
+    ],
+)
 def test_beside_the_twin(seconds):
     """Momentum on each worker, in double precision; over 30 messages of 24 numbers."""
     random = np.random.default_rng(len(seconds))
