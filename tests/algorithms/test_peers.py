@@ -71,11 +71,19 @@ def test_two_workers_by_hand():
 # -- the twin -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [(1.0, 1.7), (1.0, 1.73, 3.1), (2.2, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param((1.0, 1.7), marks=pytest.mark.slow),
+        pytest.param((1.0, 1.73, 3.1), marks=pytest.mark.slow),
+        (2.2, 1.0, 1.0),  # two of them always at the same moment
+    ],
+)
 def test_beside_the_twin(seconds):
     """Momentum on each worker, in double precision; over 30 messages of 24 numbers."""
     random = np.random.default_rng(len(seconds))
-    x, y = random.normal(size=(30, 4, 6)), random.normal(size=(30, 4, 4))
+    # Keras takes data, and computes losses, in float32; what is sent are multiples of tau.
+    x, y = (random.normal(size=(30, 4, n)).astype("float32").astype("float64") for n in (6, 4))
     strategy = tf_dsgd.CompressedAsyncStrategy(
         simulated(*seconds, network=0.31), compression=compression.Threshold(0.02)
     )
@@ -95,7 +103,7 @@ def test_beside_the_twin(seconds):
     staleness = peers_twin.run(peers, gradient, zip(x, y, strict=True), 0.02)
     np.testing.assert_allclose(model.get_weights()[0], peers[0].w, rtol=0, atol=1e-12)
     kept = [np.linalg.norm(peer.residual) for peer in peers]
-    np.testing.assert_allclose(strategy.residual(), kept, rtol=1e-12)
+    np.testing.assert_allclose(strategy.residual(), kept, rtol=1e-6)
     found = strategy.staleness()
     assert (found.count, found.max) == (30, max(staleness))
     assert found.mean == pytest.approx(np.mean(staleness)) and found.mean > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 
 import keras
@@ -208,3 +209,19 @@ def test_an_engine_carries_their_messages_too():
     np.testing.assert_array_equal(kept - weights, gradients(x).sum(0))
     ledger = strategy.ledger()
     assert (ledger.applied, ledger.refused, ledger.in_flight) == (30, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AroundARing(sketches.SubtractFromPeers):
+    """Each worker sends to itself and to the next one."""
+
+    def peers(self, worker, num_workers):
+        return [worker, (worker + 1) % num_workers]
+
+
+def test_who_sends_to_some_workers_only_is_refused():
+    rules = sketches.peers(1.0, sketches.Threshold(1.5))
+    rules = dataclasses.replace(rules, server=AroundARing(1.0))
+    cluster = tf_dsgd.SimulatedCluster(3, compute_seconds=1.0, network_seconds=0.3, seed=0)
+    with pytest.raises(ValueError, match=r"AroundARing.*worker 0 of 3 sends to \[0, 1\]"):
+        fit(DistributedStrategy(cluster, rules), dyadic(4))

@@ -16,7 +16,7 @@ from tests.algorithms.peers_bench import (
     residuals,
     simulated,
 )
-from tests.faults import fail_at
+from tests.faults import fail_at, stop_at
 from tf_dsgd import compression
 from tf_dsgd.algorithms.peers import MOST_AHEAD
 
@@ -64,7 +64,15 @@ def faulty(script, workers=3):
     )
 
 
-@pytest.mark.parametrize("phase", ["fetch", "compute", "push", "lock"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("fetch", marks=pytest.mark.slow),
+        "compute",
+        pytest.param("push", marks=pytest.mark.slow),
+        "lock",
+    ],
+)
 def test_a_lost_worker_takes_its_residual_along_and_nothing_else(phase):
     """It comes back with a peer's model, in mid-run: nothing missed, nothing twice."""
     strategy = peers(faulty([fail_at(1, 5, phase, back_after=6.0)]))
@@ -92,6 +100,44 @@ def test_with_all_of_it_sent_a_lost_worker_takes_nothing_along():
     fit(model, data)
     assert len(strategy.engine.struck) == 2 and strategy.steps == 60
     np.testing.assert_array_equal(model.get_weights()[0], -gradients(*data).sum(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_each_mini_batch_counts_once_in_every_copy(seed):
+    """Random deaths and stops, in random phases; of what is sent whole nothing is held back."""
+    random = np.random.default_rng(seed)
+    script = []
+    for m in (0, 1, 2):
+        step = 0
+        for _ in range(2):
+            step += int(random.integers(2, 8))
+            phase = str(random.choice(["fetch", "compute", "push", "lock"]))
+            seconds = float(random.uniform(0.5, 9.0))
+            stops = random.random() < 0.4
+            script.append(
+                stop_at(m, step, phase, seconds=seconds)
+                if stops
+                else fail_at(m, step, phase, back_after=min(seconds, 3.5))
+            )
+    cluster = tf_dsgd.SimulatedCluster(
+        4,
+        compute_seconds=tf_dsgd.LogNormal(1.0, 0.5),
+        network_seconds=tf_dsgd.Exponential(0.2),
+        seed=seed,
+        faults=script,
+        worker_timeout_seconds=4.0,
+    )
+    strategy = peers(cluster, compression.TopK(1.0))
+    model = linear(strategy)
+    data, total = dyadic(60, seed), 0.0
+    for _ in range(2):
+        fit(model, data)
+        total = total - gradients(*data).sum(0)
+        np.testing.assert_array_equal(model.get_weights()[0], total)
+    assert len(strategy.engine.struck) == len(script) and strategy.steps == 120
+    helpers.assert_ledger_balances(strategy)
+    assert_copies_are_equal(strategy)
 
 
 def test_all_lost_at_once_is_said_with_what_was_lost():
@@ -150,7 +196,7 @@ class Counts(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("kind", ["threads", "simulated"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("simulated", marks=pytest.mark.slow)])
 def test_other_state_of_layers_by_its_rule(kind):
     """Of integers the sum; of floats the mean over workers of their changes."""
     cluster = tf_dsgd.LocalCluster(2) if kind == "threads" else simulated(1.0, 1.7)
@@ -164,6 +210,22 @@ def test_other_state_of_layers_by_its_rule(kind):
         assert int(counts.seen.numpy()) == epochs * 30 * BATCH
         assert float(counts.total.numpy()) == epochs * 30 / 2
         assert_copies_are_equal(strategy)
+
+
+def test_tables_are_everybodys_and_rows_that_nobody_names_stay():
+    strategy = peers(tf_dsgd.LocalCluster(3), compression.Threshold(0.01))
+    with strategy.scope():
+        table = keras.layers.Embedding(30, 4, embeddings_initializer="ones")
+        layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
+        model.compile(keras.optimizers.Adagrad(0.05), "mse")
+    ids = np.random.default_rng(1).integers(0, 20, (64, 2))
+    losses = fit(model, (ids, (ids.sum(1) % 3)[:, None]), epochs=6).history["loss"]
+    assert losses[-1] < 0.8 * losses[0]
+    rows = table.embeddings.numpy()
+    np.testing.assert_array_equal(rows[20:], np.ones((10, 4)))
+    assert (rows[:20] != 1.0).any(axis=1).sum() > 14  # steps of tau may have undone each other
+    assert_copies_are_equal(strategy)
 
 
 # -- what is read and written outside -------------------------------------------------------
@@ -261,7 +323,7 @@ def test_resumed_is_unbroken(codec):
 # -- bad values -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["threads", "simulated"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("simulated", marks=pytest.mark.slow)])
 def test_a_change_that_is_not_finite_is_named_and_not_sent(kind):
     cluster = tf_dsgd.LocalCluster(2) if kind == "threads" else simulated(1.0, 1.7)
     strategy = peers(cluster)

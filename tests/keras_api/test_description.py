@@ -13,6 +13,9 @@ STRATEGIES = {
     "SoftsyncStrategy": lambda c: tf_dsgd.SoftsyncStrategy(c, gradients_per_update=2),
     "PeriodicAveragingStrategy": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=4),
     "ElasticAveragingStrategy": lambda c: tf_dsgd.ElasticAveragingStrategy(c, average_every=4),
+    "CompressedAsyncStrategy": lambda c: tf_dsgd.CompressedAsyncStrategy(
+        c, compression=tf_dsgd.compression.TopK(1.0)
+    ),
 }
 
 

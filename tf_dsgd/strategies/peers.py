@@ -54,8 +54,8 @@ class CompressedAsyncStrategy(DistributedStrategy):
       it comes back it begins with a peer's model, at a message's number, and with a residual of
       zeros. When all are lost at once, so is what they did since the last drain: an error that
       says how many updates.
-    - A change that is not finite ends training with an error that names the weight; nothing of it
-      is sent.
+    - A change that is not finite ends training with an error that names the weight, and nothing of
+      it is sent (but by `Cast`, which sends it as it is).
 
     Args:
         cluster: `tf_dsgd.LocalCluster` or `tf_dsgd.SimulatedCluster` with one shard; None for
