@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.compression import twins
 from tests.contract.by_hand import Place
 from tf_dsgd import compression
+from tf_dsgd.compression import threshold
 
 CODECS = {
     "threshold": (compression.Threshold(0.75), twins.threshold(0.75)),
@@ -277,3 +278,15 @@ def test_bytes():
     }
     for codec, wanted in expected.items():
         assert bytes_of(codec.encode(Place([g]), 0, tf.constant(g))) == wanted, codec
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 95, 96, 97])
+def test_a_large_weight_is_compared_in_pieces(size, monkeypatch):
+    """Of 16 elements each; the places are ascending, and those of the whole."""
+    monkeypatch.setattr(threshold, "_PIECE", 16)
+    monkeypatch.setattr(threshold, "_MOST_PIECES", 4)
+    g = np.random.default_rng(size).normal(size=size).astype("float32")
+    sent = compression.Threshold(0.5).encode(Place([np.zeros_like(g)]), 0, tf.constant(g))
+    wanted = np.flatnonzero(np.abs(g) > 0.5)
+    np.testing.assert_array_equal(sent[0].numpy() >> 1, wanted)
+    np.testing.assert_array_equal(sent[0].numpy() & 1, g[wanted] > 0)
