@@ -1,5 +1,7 @@
 """Codecs in `fit`: two workers beside the twin, the ledger, lost workers, checkpoints, tables."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -18,6 +20,14 @@ CODECS = {
     "power_sgd": (compression.PowerSGD(1), twins.power_sgd(1)),
 }
 ALL = {name: codec for name, (codec, _) in CODECS.items()} | {"qsgd": compression.QSGD(4)}
+EACH = ALL | {
+    "threshold": compression.Threshold(0.5),
+    "clipped": compression.Threshold(0.5, clip=0.75),
+    "top_k": compression.TopK(0.25),
+    "one_bit": compression.OneBit(),
+    "ef_sign": compression.EFSign(),
+    "cast": compression.Cast("bfloat16"),
+}
 STRATEGIES = {
     "downpour": lambda c, **options: tf_dsgd.DownpourStrategy(c, local_rule="none", **options),
     "update": lambda c, **options: tf_dsgd.DownpourStrategy(
@@ -134,6 +144,23 @@ def test_all_of_it_is_no_compression():
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("name", ["ef_sign", "one_bit"])
+def test_of_one_element_it_is_no_compression(name):
+    """A scale is then the element: Downpour's weights, to the bit."""
+    found = []
+    for codec in (None, EACH[name]):
+        strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=2, compression=codec)
+        with strategy.scope():
+            layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((1,)), layer])
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+        x, y = dyadic(16)
+        fit(model, (x[:, :1], y[:, :1]))
+        found.append(model.get_weights()[0])
+    np.testing.assert_array_equal(*found)
+    assert found[0] != 1
+
+
 def test_another_spelling_of_wire_dtype():
     """The numbers are test_downpour_numpy.py's."""
     spelt = {"wire_dtype": "bfloat16"}, {"compression": compression.Cast("bfloat16")}
@@ -145,13 +172,18 @@ def test_another_spelling_of_wire_dtype():
         )
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_resumed_is_unbroken(name):
-    """To the bit. The others keep what a threshold does: a residual of the weight's shape."""
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [*(("pushes", name) for name in EACH), ("update", "entropy"), ("softsync", "top_k")],
+)
+def test_resumed_is_unbroken(rule, name):
+    """To the bit."""
+    pushes = functools.partial(tf_dsgd.DownpourStrategy, push_every=2)
+    make, codec = {"pushes": pushes, **STRATEGIES}[rule], EACH[name]
 
     def made():
         keras.utils.set_random_seed(3)
-        strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=2, compression=ALL[name])
+        strategy = make(simulated(), compression=codec)
         return strategy, linear(strategy)
 
     data = dyadic(8)
@@ -159,8 +191,8 @@ def test_resumed_is_unbroken(name):
     fit(model, data)
     state = {key: np.array(value) for key, value in unbroken.state().items()}
     saved = model.get_weights()
-    kept = [key for key in state if key.removesuffix("_of_workers").endswith(ALL[name].keeps)]
-    assert kept and all(state[key].any() for key in kept)
+    kept = [key for key in state if key.removesuffix("_of_workers").endswith(codec.keeps or "-")]
+    assert len(kept) == len(codec.keeps) and all(state[key].any() for key in kept)
     fit(model, data)
     # Before the cells are made; and once after, when something else is in them.
     for early in (True, False) if name == "momentum" else (True,):
@@ -175,6 +207,10 @@ def test_resumed_is_unbroken(name):
         fit(again, data)
         np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
         assert resumed.residual() == unbroken.residual()
+        end = unbroken.state()
+        for key, value in resumed.state().items():
+            if key in kept:
+                np.testing.assert_array_equal(value, end[key])
 
 
 def test_what_is_held_back_is_not_left_out_unsaid():
