@@ -127,6 +127,32 @@ def test_what_was_applied_and_what_is_kept_are_all_gradients(rule, kind):
     helpers.assert_ledger_balances(strategy, 24 if rule == "softsync" else None)
 
 
+@pytest.mark.parametrize("rule", ["update", "softsync"])
+@pytest.mark.parametrize("name", [name for name in EACH if name not in ("threshold", "clipped")])
+def test_each_codec_on_each_strategy_that_takes_it(rule, name):
+    """What was applied and what is kept are all gradients, as far as the codec says so."""
+    codec, data = EACH[name], dyadic(8)
+    strategy = STRATEGIES[rule](simulated(), compression=codec)
+    model = linear(strategy)
+    fit(model, data)
+    assert strategy.steps == 8
+    helpers.assert_ledger_balances(strategy, 4 if rule == "softsync" else None)
+    applied = model.get_weights()[0] * (-2 if rule == "softsync" else -1)
+    cells = [kept["residual"] for kept in strategy.engine.store.kept.values() if "residual" in kept]
+    kept = sum(copy.numpy() for cell in cells for copy in cell.copies)
+    kept = kept * (-1 if rule == "update" else 1)  # of changes
+    g = gradients(*data)
+    # Within rounding; a level of each message's norm; or, with momentum 1/2, twice all of it.
+    room = {"cast": 2**-8 * np.abs(g).sum(0), "qsgd": 8 * np.linalg.norm(g) / 4}
+    if name == "momentum":
+        assert 0 < np.abs(applied).max() <= 2 * np.abs(g).sum(0).max()
+    else:
+        wanted = np.abs(applied + kept - g.sum(0))
+        assert np.all(wanted <= np.maximum(room.get(name, 0.0), 2e-5))
+    assert np.abs(applied).max() > 0
+    assert (strategy.residual() != (0.0, 0.0)) == (codec.held_back is not None)
+
+
 def test_all_of_it_is_no_compression():
     """Weights of a small network, to the bit: the largest share, and the changes of Adam."""
     found = []

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import tensorflow as tf
 
 from tf_dsgd.checks import real, truth
@@ -101,6 +102,7 @@ class Threshold(Lossy):
 
     def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
         grown = tf.reshape(memory.read("residual") + value, [-1])
+        self._check_type(memory.weight)
         tau = memory.as_applied(tf.constant(float(self.tau), memory.dtype))
         places = _above(grown, tau)[:, None]
         memory.emitted = tf.shape(places, tf.int64)[0]
@@ -112,6 +114,16 @@ class Threshold(Lossy):
             return [golomb.encode(places[:, 0], positive)]
         _check_size(memory.weight)
         return [tf.cast(places[:, 0] * 2 + tf.cast(positive, tf.int64), tf.uint32)]
+
+    def _check_type(self, weight: tf.Variable) -> None:
+        """That tau is a number there: as 0 it would send nothing of anything, as infinity never."""
+        limits = ml_dtypes.finfo(weight.dtype.as_numpy_dtype)
+        if not float(limits.tiny) <= self.tau <= float(limits.max):
+            raise ValueError(
+                f"tau of Threshold must be from {float(limits.tiny):.3g} to "
+                f"{float(limits.max):.3g} for weights of {weight.dtype.name}, as {weight.name}. "
+                f"Received: {self.tau!r}."
+            )
 
     def _clipped(self, memory: Memory, residual: tf.Tensor) -> tf.Tensor:
         if self.clip is None:
