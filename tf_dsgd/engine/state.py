@@ -362,13 +362,13 @@ class Store:
 def _above(limit: float, worker: int, copy: tf.Variable) -> int:
     """How many elements of a copy are above a limit, of either sign."""
     with tf.device(copy.device):
-        return int(tf.math.count_nonzero(tf.abs(copy) > tf.cast(limit, copy.dtype)))
+        return int(tf.shape(tf.where(tf.abs(copy) > tf.cast(limit, copy.dtype)), tf.int64)[0])
 
 
 def _squares(worker: int, copy: tf.Variable) -> float:
     """The sum of a copy's squares."""
     with tf.device(copy.device):
-        return float(tf.reduce_sum(tf.square(tf.cast(copy, tf.float64))))
+        return 2.0 * float(tf.nn.l2_loss(copy))  # which makes no square of each element first
 
 
 class _WorkerFunction(_tf.BoundFunction):
