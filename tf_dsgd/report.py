@@ -3,8 +3,9 @@
     python -m tf_dsgd.report RUN_DIR
 
 draws `RUN_DIR/monitor.jsonl` to `RUN_DIR/report.png`: staleness over time and in all, loss against
-seconds and against samples, the rate of each worker, and what workers' time went to. It reads what
-is there: of a run that goes on or was killed, everything up to now.
+seconds and against samples, the rate of each worker, what workers' time went to, and, if messages
+were compressed, what codecs sent and held back. It reads what is there: of a run that goes on or
+was killed, everything up to now.
 
 This file imports neither TensorFlow nor the rest of the package. Where those are missing, run the
 file itself: `python tf_dsgd/report.py RUN_DIR`.
@@ -209,7 +210,7 @@ def figure(run: Run) -> Any:
     """Draws a run.
 
     Returns:
-        A `matplotlib.figure.Figure` with six axes.
+        A `matplotlib.figure.Figure` with six axes; eight of a run with compressed messages.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -220,11 +221,12 @@ def figure(run: Run) -> Any:
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise ImportError(_MATPLOTLIB_MISSING) from None
-    page = Figure(figsize=(12.0, 12.8), dpi=100)
+    sent = [r for r in run.samples if "messages" in r] or [r for r in run.epochs if "messages" in r]
+    page = Figure(figsize=(12.0, 17.0 if sent else 12.8), dpi=100)
     page.set_layout_engine(ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(page)
     page.suptitle(_title(run), fontsize=11.5, x=0.02, ha="left", linespacing=1.5)
-    axes = page.subplots(3, 2)
+    axes = page.subplots(4 if sent else 3, 2)
     trained = sum(sample["interval_seconds"] for sample in run.samples)
     every = run.header["every_seconds"]
     parts = windows(run.samples, max(trained / _POINTS, min(every, trained / 8) / 2))
@@ -238,6 +240,10 @@ def figure(run: Run) -> Any:
         _draw_loss(axes[1, 1], run, "steps", "mini-batches trained on")
     _draw_rates(axes[2, 0], run, parts)
     _draw_spent(axes[2, 1], run, parts)
+    if sent:
+        _draw_sent(axes[3, 0], run, sent, "Sent", ("dense_ratio", "fraction_emitted"))
+        held = ("residual_to_gradient", "fraction_overdue")
+        _draw_sent(axes[3, 1], run, sent, "Held back by codecs", held)
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
     return page
@@ -452,6 +458,22 @@ def _draw_spent(ax: Any, run: Run, parts: Sequence[Window]) -> None:
         ncols=4,
         loc="upper center",
     )
+
+
+def _draw_sent(ax: Any, run: Run, sent: Sequence[dict[str, Any]], title: str, names: Any) -> None:
+    for name, colour in zip(names, _COLOURS, strict=False):
+        shown = [(r["seconds"], r["messages"].get(name)) for r in sent]
+        shown = [point for point in shown if point[1]]  # zeros are not on a logarithmic axis
+        if shown:
+            label = f"{name.replace('_', ' ')}, at last {shown[-1][1]:.3g}"
+            ax.plot(*zip(*shown, strict=True), ".-", color=colour, label=label)
+            ax.set_yscale("log")
+    if not ax.lines:
+        _empty(ax, "nothing")
+    ax.set_xlim(left=0)
+    size = sent[-1]["messages"]["message_bytes"]
+    title += f": {size:,.0f} bytes a message" if size and title == "Sent" else ""
+    _finish(ax, title, _seconds(run), "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

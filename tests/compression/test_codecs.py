@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests.compression import twins
 from tests.contract.by_hand import Place
 from tf_dsgd import compression
+from tf_dsgd.compression import threshold
 
 CODECS = {
     "threshold": (compression.Threshold(0.75), twins.threshold(0.75)),
@@ -92,6 +93,117 @@ def test_twin_of_a_table(name):
 
 def slices(rows, g):
     return tf.IndexedSlices(tf.constant(g), tf.constant(rows, tf.int64), tf.constant(TABLE))
+
+
+ROUNDED = {
+    "one_bit": twins.one_bit(twins.to_bfloat16),
+    "ef_sign": twins.ef_sign(twins.to_bfloat16),
+    "power_sgd": twins.power_sgd(2, twins.to_bfloat16),
+}
+
+
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", CODECS)
+def test_twin_of_another_type(name, kind):
+    """Three messages of a matrix, and three of rows. Eighths up to 16 have the bits of bfloat16."""
+    codec, twin = CODECS[name]
+    twin = ROUNDED.get(name, twin) if kind == "bfloat16" else twin
+    inside = "float64" if kind == "float64" else "float32"
+    # A sum of another order is another number in the last bit, which rounding makes a larger one.
+    tolerance = 0 if name in EXACT else 1e-10 if kind == "float64" else 2e-2
+    random = np.random.default_rng(8)
+    dtype = tf.as_dtype(kind)
+    for place, rows in ((Place, None), (Table, [4, 1, 9, 2])):
+        shape = (7, 5) if rows is None else (4, 4)
+        whole = tf.zeros(shape if rows is None else TABLE, dtype)
+        worker, shard, state = place([whole]), place([whole]), states(np.zeros(shape, inside))
+        for _ in range(3):
+            g = dyadic(random, shape, inside)
+            given = tf.cast(g, dtype)
+            if rows is not None:
+                given = tf.IndexedSlices(given, tf.constant(rows, tf.int64), tf.constant(TABLE))
+            decoded = codec.decode(shard, 0, codec.encode(worker, 0, given))
+            assert decoded.dtype == dtype
+            found = decoded if rows is None else decoded.values
+            wanted = twin(state, g)
+            np.testing.assert_allclose(
+                tf.cast(found, tf.float64), wanted, rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("rows", [None, [3, 0, 7]])
+def test_qsgd_beside_its_twin(kind, rows):
+    """With the numbers that it draws: of its seed, of how many messages, and of what is in one."""
+    codec, dtype = compression.QSGD(5, seed=3), tf.as_dtype(kind)
+    inside = "float64" if kind == "float64" else "float32"
+    shape = (6, 4) if rows is None else (3, 4)
+    place = Place if rows is None else Table
+    whole = tf.zeros(shape if rows is None else TABLE, dtype)
+    worker, shard = place([whole]), place([whole])
+    random = np.random.default_rng(9)
+    for number in range(1, 4):
+        g = dyadic(random, shape, inside)
+        given = tf.cast(g, dtype)
+        if rows is not None:
+            given = tf.IndexedSlices(given, tf.constant(rows, tf.int64), tf.constant(TABLE))
+        decoded = codec.decode(shard, 0, codec.encode(worker, 0, given))
+        data = g.tobytes() + np.array([number, 3], "int64").tobytes()
+        data = np.frombuffer(data, "uint8")[None]
+        seed = tf.raw_ops.Fingerprint(data=data, method="farmhash64")[0].numpy().view("int32")
+        uniform = tf.random.stateless_uniform(shape, seed).numpy()
+        found = tf.cast(decoded if rows is None else decoded.values, tf.float64)
+        wanted = twins.qsgd(5, uniform)({}, g)
+        tolerance = {"float32": 1e-6, "float64": 1e-12, "bfloat16": 4e-3}[kind]
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_cast_beside_numpy(kind):
+    """Both ways, of tensors, rows, scalars, nothing; what is not a number stays that."""
+    codec, numpy_type = compression.Cast(kind), tf.as_dtype(kind).as_numpy_dtype
+    random = np.random.default_rng(10)
+    values = [random.standard_normal(shape).astype("float32") for shape in ((7, 5), (), (0, 4))]
+    values.append(np.array([np.nan, np.inf, -np.inf, 1e-30], "float32"))
+    for value in values:
+        place, wanted = Place([value]), value.astype(numpy_type).astype("float32")
+        for encode, decode in (
+            (codec.encode, codec.decode),
+            (codec.encode_fetched, codec.decode_fetched),
+        ):
+            (sent,) = encode(place, 0, tf.constant(value))
+            assert sent.dtype == kind
+            np.testing.assert_array_equal(decode(place, 0, [sent]), wanted)
+    g = random.standard_normal((3, 4)).astype("float32")
+    place = Table([np.zeros(TABLE, "float32")])
+    decoded = codec.decode(place, 0, codec.encode(place, 0, slices([1, 5, 2], g)))
+    assert decoded.indices.numpy().tolist() == [1, 5, 2]
+    np.testing.assert_array_equal(decoded.values, g.astype(numpy_type).astype("float32"))
+
+
+def test_qsgd_is_right_in_the_mean_over_seeds():
+    """One message each of 300 seeds: five standard errors of at most half a level."""
+    g = np.random.default_rng(11).standard_normal((6, 5)).astype("float32")
+    shard = Place([g])
+    found = [
+        codec.decode(shard, 0, codec.encode(Place([g]), 0, tf.constant(g))).numpy()
+        for codec in (compression.QSGD(3, seed) for seed in range(300))
+    ]
+    assert np.abs(np.mean(found, 0) - g).max() < 5 * np.linalg.norm(g) / 3 / 2 / np.sqrt(300)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 4), (3, 0)])
+@pytest.mark.parametrize("name", [*CODECS, "qsgd"])
+def test_scalars_and_nothing(name, shape):
+    """One element by each codec; and none, of which no mean is taken."""
+    codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
+    worker, shard = Place([np.zeros(shape, "float32")]), Place([np.zeros(shape, "float32")])
+    g = np.full(shape, 1.5, "float32")
+    decoded = codec.decode(shard, 0, codec.encode(worker, 0, tf.constant(g))).numpy()
+    assert decoded.shape == shape
+    # Half of 1.5 is tau; QSGD has a level for a whole norm; the others send what they have.
+    wanted = g / 2 if name in ("threshold", "entropy", "clipped") else g
+    np.testing.assert_array_equal(decoded, wanted)
 
 
 @pytest.mark.parametrize("name", HOLD_BACK)
@@ -256,6 +368,16 @@ def test_a_codec_is_a_value(name):
     assert not codec.repeatable
 
 
+@pytest.mark.parametrize("tau", [1e-60, 1e39])
+def test_a_threshold_that_is_no_number_of_the_weight_is_refused(tau):
+    """Of float32; in float64 it is one."""
+    codec = compression.Threshold(tau)
+    with pytest.raises(ValueError, match=r"from 1.18e-38 to 3.4e\+38 for weights of float32"):
+        codec.encode(Place([np.zeros(3, "float32")]), 0, tf.ones([3]))
+    (sent,) = codec.encode(Place([np.zeros(3)]), 0, tf.ones([3], tf.float64))
+    assert len(sent) == (3 if tau < 1 else 0)
+
+
 def bytes_of(sent):
     return sum(part.dtype.size * int(tf.size(part)) for part in sent)
 
@@ -277,3 +399,15 @@ def test_bytes():
     }
     for codec, wanted in expected.items():
         assert bytes_of(codec.encode(Place([g]), 0, tf.constant(g))) == wanted, codec
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 95, 96, 97])
+def test_a_large_weight_is_compared_in_pieces(size, monkeypatch):
+    """Of 16 elements each; the places are ascending, and those of the whole."""
+    monkeypatch.setattr(threshold, "_PIECE", 16)
+    monkeypatch.setattr(threshold, "_MOST_PIECES", 4)
+    g = np.random.default_rng(size).normal(size=size).astype("float32")
+    sent = compression.Threshold(0.5).encode(Place([np.zeros_like(g)]), 0, tf.constant(g))
+    wanted = np.flatnonzero(np.abs(g) > 0.5)
+    np.testing.assert_array_equal(sent[0].numpy() >> 1, wanted)
+    np.testing.assert_array_equal(sent[0].numpy() & 1, g[wanted] > 0)

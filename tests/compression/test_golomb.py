@@ -100,6 +100,53 @@ def test_what_is_not_as_it_was_sent_is_refused():
             decode(each.astype(np.uint8), 100)
 
 
+def test_random_messages_that_are_not_as_they_were_sent():
+    """Two hundred, of all densities: bits flipped, cut anywhere, bytes put between or behind."""
+    random = np.random.default_rng(12)
+    for n in range(200):
+        places = np.flatnonzero(random.random(400) < random.random() ** 3)
+        message = encode(places, random.random(len(places)) < 0.5).numpy()
+        where = int(random.integers(len(message)))
+        if n % 4 == 0:
+            wrong = message.copy()
+            wrong[where] ^= random.integers(1, 256)
+        elif n % 4 == 1:
+            wrong = message[:where]
+        elif n % 4 == 2:
+            wrong = np.insert(message, where, random.integers(0, 256))
+        else:
+            wrong = np.append(message, random.integers(0, 256, 1 + where).astype("uint8"))
+        if np.array_equal(wrong, message):
+            continue
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not as it was sent"):
+            decode(wrong.astype(np.uint8), 400)
+
+
+def test_random_bytes_with_the_right_fingerprint_are_never_read_out_of_bounds():
+    """Decoded to places within the tensor, ascending; or refused by name."""
+    random = np.random.default_rng(13)
+    decoded = 0
+    for n in range(300):
+        size = int(random.integers(1, 200))
+        body = random.integers(0, 256, int(random.integers(0, 12)))
+        k = int(random.integers(0, 4 if n % 2 else 256))
+        # As many places as the first part says, if that can be; or any number.
+        unary = {c: body[: len(body) - (c * (k + 1) + 7) // 8] for c in range(8 * len(body))}
+        fits = [c for c, ones in unary.items() if np.unpackbits(ones.astype(np.uint8)).sum() == c]
+        count = fits[-1] if fits and n % 3 else int(random.integers(-(2**62), 2**62))
+        rest = [*number(count), k, *body]
+        try:
+            places, signs = decode(sealed(rest), size)
+        except tf.errors.InvalidArgumentError as error:
+            assert "not as it was sent" in error.message
+            continue
+        decoded += 1
+        places = places.numpy()
+        assert len(places) == len(signs) == count
+        assert np.all(np.diff(places) > 0) and np.all((places >= 0) & (places < size))
+    assert decoded > 10
+
+
 def sealed(rest):
     """With the fingerprint of what is there: wrong all the same."""
     rest = np.array(rest, np.uint8)

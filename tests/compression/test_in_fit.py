@@ -1,5 +1,7 @@
 """Codecs in `fit`: two workers beside the twin, the ledger, lost workers, checkpoints, tables."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -18,6 +20,14 @@ CODECS = {
     "power_sgd": (compression.PowerSGD(1), twins.power_sgd(1)),
 }
 ALL = {name: codec for name, (codec, _) in CODECS.items()} | {"qsgd": compression.QSGD(4)}
+EACH = ALL | {
+    "threshold": compression.Threshold(0.5),
+    "clipped": compression.Threshold(0.5, clip=0.75),
+    "top_k": compression.TopK(0.25),
+    "one_bit": compression.OneBit(),
+    "ef_sign": compression.EFSign(),
+    "cast": compression.Cast("bfloat16"),
+}
 STRATEGIES = {
     "downpour": lambda c, **options: tf_dsgd.DownpourStrategy(c, local_rule="none", **options),
     "update": lambda c, **options: tf_dsgd.DownpourStrategy(
@@ -117,6 +127,32 @@ def test_what_was_applied_and_what_is_kept_are_all_gradients(rule, kind):
     helpers.assert_ledger_balances(strategy, 24 if rule == "softsync" else None)
 
 
+@pytest.mark.parametrize("rule", ["update", "softsync"])
+@pytest.mark.parametrize("name", [name for name in EACH if name not in ("threshold", "clipped")])
+def test_each_codec_on_each_strategy_that_takes_it(rule, name):
+    """What was applied and what is kept are all gradients, as far as the codec says so."""
+    codec, data = EACH[name], dyadic(8)
+    strategy = STRATEGIES[rule](simulated(), compression=codec)
+    model = linear(strategy)
+    fit(model, data)
+    assert strategy.steps == 8
+    helpers.assert_ledger_balances(strategy, 4 if rule == "softsync" else None)
+    applied = model.get_weights()[0] * (-2 if rule == "softsync" else -1)
+    cells = [kept["residual"] for kept in strategy.engine.store.kept.values() if "residual" in kept]
+    kept = sum(copy.numpy() for cell in cells for copy in cell.copies)
+    kept = kept * (-1 if rule == "update" else 1)  # of changes
+    g = gradients(*data)
+    # Within rounding; a level of each message's norm; or, with momentum 1/2, twice all of it.
+    room = {"cast": 2**-8 * np.abs(g).sum(0), "qsgd": 8 * np.linalg.norm(g) / 4}
+    if name == "momentum":
+        assert 0 < np.abs(applied).max() <= 2 * np.abs(g).sum(0).max()
+    else:
+        wanted = np.abs(applied + kept - g.sum(0))
+        assert np.all(wanted <= np.maximum(room.get(name, 0.0), 2e-5))
+    assert np.abs(applied).max() > 0
+    assert (strategy.residual() != (0.0, 0.0)) == (codec.held_back is not None)
+
+
 def test_all_of_it_is_no_compression():
     """Weights of a small network, to the bit: the largest share, and the changes of Adam."""
     found = []
@@ -134,6 +170,23 @@ def test_all_of_it_is_no_compression():
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.parametrize("name", ["ef_sign", "one_bit"])
+def test_of_one_element_it_is_no_compression(name):
+    """A scale is then the element: Downpour's weights, to the bit."""
+    found = []
+    for codec in (None, EACH[name]):
+        strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=2, compression=codec)
+        with strategy.scope():
+            layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            model = keras.Sequential([keras.Input((1,)), layer])
+            model.compile(keras.optimizers.SGD(0.05), "mse")
+        x, y = dyadic(16)
+        fit(model, (x[:, :1], y[:, :1]))
+        found.append(model.get_weights()[0])
+    np.testing.assert_array_equal(*found)
+    assert found[0] != 1
+
+
 def test_another_spelling_of_wire_dtype():
     """The numbers are test_downpour_numpy.py's."""
     spelt = {"wire_dtype": "bfloat16"}, {"compression": compression.Cast("bfloat16")}
@@ -145,13 +198,18 @@ def test_another_spelling_of_wire_dtype():
         )
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_resumed_is_unbroken(name):
-    """To the bit. The others keep what a threshold does: a residual of the weight's shape."""
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [*(("pushes", name) for name in EACH), ("update", "entropy"), ("softsync", "top_k")],
+)
+def test_resumed_is_unbroken(rule, name):
+    """To the bit."""
+    pushes = functools.partial(tf_dsgd.DownpourStrategy, push_every=2)
+    make, codec = {"pushes": pushes, **STRATEGIES}[rule], EACH[name]
 
     def made():
         keras.utils.set_random_seed(3)
-        strategy = tf_dsgd.DownpourStrategy(simulated(), push_every=2, compression=ALL[name])
+        strategy = make(simulated(), compression=codec)
         return strategy, linear(strategy)
 
     data = dyadic(8)
@@ -159,8 +217,8 @@ def test_resumed_is_unbroken(name):
     fit(model, data)
     state = {key: np.array(value) for key, value in unbroken.state().items()}
     saved = model.get_weights()
-    kept = [key for key in state if key.removesuffix("_of_workers").endswith(ALL[name].keeps)]
-    assert kept and all(state[key].any() for key in kept)
+    kept = [key for key in state if key.removesuffix("_of_workers").endswith(codec.keeps or "-")]
+    assert len(kept) == len(codec.keeps) and all(state[key].any() for key in kept)
     fit(model, data)
     # Before the cells are made; and once after, when something else is in them.
     for early in (True, False) if name == "momentum" else (True,):
@@ -175,6 +233,10 @@ def test_resumed_is_unbroken(name):
         fit(again, data)
         np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
         assert resumed.residual() == unbroken.residual()
+        end = unbroken.state()
+        for key, value in resumed.state().items():
+            if key in kept:
+                np.testing.assert_array_equal(value, end[key])
 
 
 def test_what_is_held_back_is_not_left_out_unsaid():

@@ -1,10 +1,22 @@
 """Codecs in NumPy, straight from the papers: (state, gradient) -> what is applied.
 
-`state` is one worker's, for one weight; of a table, its rows that the message names.
+`state` is one worker's, for one weight; of a table, its rows that the message names. `rounded` is
+what travelling makes of a number, where a weight has fewer bits than its codec computes with.
 """
 
+import ml_dtypes
 import numpy as np
 import tensorflow as tf
+
+
+def exactly(value):
+    """What travels with all its bits."""
+    return value
+
+
+def to_bfloat16(value):
+    """What travels in 16 bits."""
+    return np.asarray(value).astype(ml_dtypes.bfloat16).astype("float32")
 
 
 def zeros(gradient, *names):
@@ -43,7 +55,7 @@ def top_k(fraction, momentum=0.0):
     return message
 
 
-def one_bit():
+def one_bit(rounded=exactly):
     """Seide et al., 2014, equations 2 and 3, column by column."""
 
     def message(state, g):
@@ -54,26 +66,26 @@ def one_bit():
         for j in range(columns):
             for sign in (matrix[:, j] >= 0, matrix[:, j] < 0):
                 if sign.any():
-                    result[sign, j] = matrix[sign, j].mean()
+                    result[sign, j] = rounded(matrix[sign, j].mean())
         state["residual"] = p - sent
         return sent
 
     return message
 
 
-def ef_sign():
+def ef_sign(rounded=exactly):
     """Karimireddy et al., 2019, algorithm 1; the sign of 0 is 1."""
 
     def message(state, g):
         p = state["residual"] + g
-        sent = np.abs(p).mean() * np.where(p >= 0, 1, -1) if p.size else p
+        sent = rounded(np.abs(p).mean()) * np.where(p >= 0, 1, -1) if p.size else p
         state["residual"] = p - sent
         return sent.astype(g.dtype)
 
     return message
 
 
-def power_sgd(rank):
+def power_sgd(rank, rounded=exactly):
     """Vogels et al., 2019, algorithm 1, of one worker; vectors, and thin matrices, as they are."""
 
     def message(state, g):
@@ -83,10 +95,21 @@ def power_sgd(rank):
         if "right" not in state:
             shape = [g.shape[-1], rank]
             state["right"] = tf.random.stateless_normal(shape, (2, 7), dtype=g.dtype).numpy()
-        p, _ = np.linalg.qr(m @ state["right"])
+        p = rounded(np.linalg.qr(m @ state["right"])[0])
         state["right"] = m.T @ p
-        sent = (p @ state["right"].T).reshape(g.shape)
+        sent = rounded(p @ rounded(state["right"]).T).reshape(g.shape)
         state["residual"] = (m.reshape(g.shape) - sent).astype(g.dtype)
         return sent.astype(g.dtype)
+
+    return message
+
+
+def qsgd(levels, uniform):
+    """Alistarh et al., 2017, section 3.1; `uniform` is the numbers that were drawn."""
+
+    def message(state, g):
+        norm = np.linalg.norm(g)
+        level = np.floor(np.abs(g) / norm * levels + uniform) if norm else np.zeros_like(g)
+        return (norm / levels * np.sign(g) * np.minimum(level, levels)).astype(g.dtype)
 
     return message

@@ -101,6 +101,15 @@ class Events:
                 tf.summary.write(name, buckets, metadata=self._histogram)
         self._writer.flush()
 
+    def scalars(self, groups: Mapping[str, Mapping[str, float]], steps: int) -> None:
+        """Writes numbers by group and name."""
+        with self._writer.as_default(step=steps):
+            for group, values in groups.items():
+                for name, value in values.items():
+                    if not math.isnan(value):
+                        tf.summary.scalar(f"{group}/{name}", value)
+        self._writer.flush()
+
     def close(self) -> None:
         """Ends the file."""
         self._writer.close()

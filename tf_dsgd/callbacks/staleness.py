@@ -15,6 +15,7 @@ from absl import logging
 from tf_dsgd._requirements import installed
 from tf_dsgd.callbacks.measuring import Measures, Meter
 from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records
+from tf_dsgd.callbacks.sending import SendingMeter, Sent
 from tf_dsgd.checks import folder, positive_seconds, truth
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.strategies.base import DistributedStrategy
@@ -39,6 +40,18 @@ class StalenessMonitor(keras.callbacks.Callback):
     that of all workers, and `steps_per_second_worker_0`, `_1` ... that of each; with more than 16
     workers `steps_per_second_worker_min`, `_median` and `_max`. A number that the interval has
     no message for is NaN.
+
+    With `compression=` also, over the messages that workers have encoded::
+
+        message_bytes, dense_ratio    bytes of a message; how many times more they are without codec
+        fraction_emitted              share of elements that is in a message
+        residual_norm                 root mean square of workers' `strategy.residual()`, at the end
+        residual_to_gradient          the same / root mean square of the norms of messages' tensors
+        residuals_lost                workers that were lost, with what they held back, since ever
+        fraction_overdue              of `Threshold`: share of elements above tau after sending
+
+    On a cluster of processes these are taken at the ends of epochs, where workers are at rest. If
+    `fraction_overdue` grows over an epoch, and is above 1 %, a warning says so, once.
 
     With `run_dir`, and at most every `every_seconds`, it also appends a line to
     `run_dir/monitor.jsonl`, and scalars and histograms to event files under
@@ -100,13 +113,16 @@ class StalenessMonitor(keras.callbacks.Callback):
         self.every_seconds = every_seconds
         self._tensorboard = tensorboard
         self._meter: Meter | None = None
+        self._sending: SendingMeter | None = None
+        self._sent: Sent | None = None
+        self._sent_at_epoch: Sent | None = None
         self._records: Records | None = None
         self._events: Events | None = None
         self._start: Snapshot | None = None
         self._due = 0.0
         self._epoch: int | None = None
         self._epoch_start: Snapshot | None = None
-        self._epoch_end: tuple[Measures, Snapshot] | None = None
+        self._epoch_end: tuple[Measures, Snapshot, dict[str, float]] | None = None
         self._latest: Mapping[str, Any] | None = None
 
     # -- by plain calls ---------------------------------------------------------------------
@@ -140,7 +156,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         """
         if logs is not None and not isinstance(logs, Mapping):
             raise TypeError(f"logs must be a dict of numbers, or None. Received: {logs!r}.")
-        return self._sample(logs or {})[0].logs()
+        measures, _, sent = self._sample(logs or {})
+        return measures.logs() | sent
 
     def sample_if_due(self, logs: Mapping[str, Any] | None = None) -> dict[str, float] | None:
         """Does the same if the last sample is `every_seconds` ago; cheap if not."""
@@ -165,7 +182,7 @@ class StalenessMonitor(keras.callbacks.Callback):
         meter.strategy.settle()
         now = meter.snapshot()
         if any(shard.applied.any() for shard in now.since(self._last).shards):
-            self._sample({}, now)
+            self._sample({}, now, at_rest=True)
         self._write({"kind": "end", "seconds": now.seconds - self._begun().seconds})
         self._close()
 
@@ -188,11 +205,12 @@ class StalenessMonitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
-        measures, now = self._epoch_end or self._end_epoch(logs)
-        logs.update(measures.logs())
-        shown = {name: value for name, value in logs.items() if name not in measures.logs()}
+        measures, now, sent = self._epoch_end or self._end_epoch(logs)
+        own = measures.logs() | sent
+        logs.update(own)
+        shown = {name: value for name, value in logs.items() if name not in own}
         record = self._running().record("epoch", measures, self._begun(), now, shown)
-        self._write({**record, "epoch": epoch})
+        self._write({**record, "epoch": epoch, **_messages(sent)})
         self._epoch_start = None
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
@@ -212,6 +230,7 @@ class StalenessMonitor(keras.callbacks.Callback):
             )
         self._close()  # what a broken run left
         self._meter = Meter(strategy, optimizer)
+        self._sending = SendingMeter(strategy)
         if self.run_dir is None:
             return
         self._records = Records(self.run_dir)
@@ -224,23 +243,31 @@ class StalenessMonitor(keras.callbacks.Callback):
         """From now on counts."""
         meter = self._running()
         self._last = meter.snapshot()
+        self._sent = self._sent_at_epoch = None if self._sending is None else self._sending.read()
         self._epoch = self._latest = None
         self._due = self._last.seconds + self.every_seconds
         if self._start is None:
             self._start = self._last
             self._write(meter.header(self._last, self.every_seconds))
 
-    def _end_epoch(self, logs: Mapping[str, Any]) -> tuple[Measures, Snapshot]:
+    def _end_epoch(self, logs: Mapping[str, Any]) -> tuple[Measures, Snapshot, dict[str, float]]:
         """The epoch's last sample, and the measures of the whole epoch."""
-        _, now = self._sample(logs)
+        meter, sending, begun = self._running(), self._sending, self._sent_at_epoch
+        sent: dict[str, float] = {}
+        if sending is not None and sending.measures_codec:
+            meter.strategy.settle()  # as it is where an epoch ends, if not yet where one is judged
+        _, now, _ = self._sample(logs, at_rest=True)
         if self._epoch_start is None:
             raise RuntimeError("on_epoch_end was called before on_epoch_begin.")
-        self._epoch_end = self._running().measure(now.since(self._epoch_start)), now
+        if sending is not None and self._sent is not None and begun is not None:
+            sent = self._sent.since(begun).measures()
+            sending.warn(begun, self._sent)
+        self._epoch_end = meter.measure(now.since(self._epoch_start)), now, sent
         return self._epoch_end
 
     def _sample(
-        self, logs: Mapping[str, Any], now: Snapshot | None = None
-    ) -> tuple[Measures, Snapshot]:
+        self, logs: Mapping[str, Any], now: Snapshot | None = None, at_rest: bool = False
+    ) -> tuple[Measures, Snapshot, dict[str, float]]:
         meter = self._running()
         now = meter.snapshot() if now is None else now
         measures = meter.measure(now.since(self._last))
@@ -249,10 +276,20 @@ class StalenessMonitor(keras.callbacks.Callback):
         shown = logs if now.steps > first.steps or self._epoch is None else {}
         record = meter.record("sample", measures, self._begun(), now, shown)
         self._last = now  # only now: had the record failed, the next one would have it all
-        self._write({**record, "epoch": self._epoch})
+        sent = self._sample_of_messages(at_rest)
+        self._write({**record, "epoch": self._epoch, **_messages(sent)})
         if self._events is not None:
             self._events.append(measures, now.steps)
-        return measures, now
+            self._events.scalars(_messages(sent), now.steps)
+        return measures, now, sent
+
+    def _sample_of_messages(self, at_rest: bool) -> dict[str, float]:
+        """Of those encoded since the last time; nothing where that would wait for a process."""
+        sending, before = self._sending, self._sent
+        if sending is None or before is None or not (at_rest or sending.at_any_time):
+            return {}
+        self._sent = sending.read()
+        return {} if self._sent is None else self._sent.since(before).measures()
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._records is not None:
@@ -273,5 +310,10 @@ class StalenessMonitor(keras.callbacks.Callback):
     def _close(self) -> None:
         if self._events is not None:
             self._events.close()
-        self._meter = self._records = self._events = None
+        self._meter = self._sending = self._records = self._events = None
         self._start = self._epoch_start = self._epoch_end = None
+
+
+def _messages(sent: dict[str, float]) -> dict[str, dict[str, float]]:
+    """In a record; nothing without a codec."""
+    return {"messages": sent} if sent else {}

@@ -53,6 +53,9 @@ class Lossy(algorithm.Codec, abc.ABC):
     worker has moved its copy of these rows, and must fetch them again.
     """
 
+    overdue_above: float | None = None
+    """What an element that is held back exceeds if it was due already; None where none is ever."""
+
     @abc.abstractmethod
     def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
         """What is sent of a message's tensor, which is of the type `memory.dtype`."""

@@ -246,9 +246,10 @@ class Members:
         again = ""
         if loss.orphan is not None:
             again = ", its last message is completed for ps tasks that had not got it"
+        held = ", what its codec had kept is gone" if self.store.kept else ""
         say(
             f"lost {self.connection.worker_name(m)}; {loss.count} unfinished mini-batches go to "
-            f"others{again}, {left} of {len(self.tasks)} workers go on"
+            f"others{again}{held}, {left} of {len(self.tasks)} workers go on"
         )
 
     # -- who answers ------------------------------------------------------------------------

@@ -143,6 +143,8 @@ class Store:
         self._cells: dict[Any, Replicated] = {}
         self.kept: dict[str, dict[str, Replicated]] = {}
         """What codecs keep on workers, by the weight's id and the cell's name."""
+        self.residuals_lost = 0
+        """How often a worker was lost, and with it what a codec had kept there."""
         self.first: Callable[[str, str], np.ndarray | None] = lambda weight, name: None
         """Of such a cell that is not made yet what each worker's begins with, if not zeros."""
         self._bound: list[weakref.WeakSet[_WorkerFunction]] = [
@@ -260,6 +262,24 @@ class Store:
         self.kept.setdefault(weight, {})[name] = cell
         return cell
 
+    def counted(self) -> np.ndarray:
+        """What each worker has counted of its messages, `[workers, COLUMNS]`; 0 if not there."""
+        rows = np.zeros([self.num_workers, COLUMNS])
+        if "traffic" in vars(self):  # else no message was made yet
+            for m, row in self.traffic.read().items():
+                rows[m] = row
+        return rows
+
+    def above(self, name: str, limit: float) -> float:
+        """The share of elements, in all workers' cells of this name, that are above a limit."""
+        found = total = 0
+        for cells in self.kept.values():
+            if name in cells:
+                counts = cells[name].each(functools.partial(_above, limit))
+                found += sum(counts.values())
+                total += len(counts) * int(cells[name].template.shape.num_elements())
+        return found / total if total else 0.0
+
     def norms(self, name: str | None) -> tuple[float, ...]:
         """Each worker's 2-norm of what it keeps in all cells of this name; NaN if it is not there.
 
@@ -287,6 +307,7 @@ class Store:
 
     def lose(self, worker: int) -> None:
         """Forgets the variables of a worker that was lost."""
+        self.residuals_lost += bool(self.kept) and self.present[worker]
         self.present[worker] = False
         dropped = [replicated.drop(worker) for replicated in self._all]
         # TensorFlow frees each by a call to the worker, which may be there and not answer.
@@ -338,10 +359,16 @@ class Store:
         self.clock.each(number)
 
 
+def _above(limit: float, worker: int, copy: tf.Variable) -> int:
+    """How many elements of a copy are above a limit, of either sign."""
+    with tf.device(copy.device):
+        return int(tf.shape(tf.where(tf.abs(copy) > tf.cast(limit, copy.dtype)), tf.int64)[0])
+
+
 def _squares(worker: int, copy: tf.Variable) -> float:
     """The sum of a copy's squares."""
     with tf.device(copy.device):
-        return float(tf.reduce_sum(tf.square(tf.cast(copy, tf.float64))))
+        return 2.0 * float(tf.nn.l2_loss(copy))  # which makes no square of each element first
 
 
 class _WorkerFunction(_tf.BoundFunction):

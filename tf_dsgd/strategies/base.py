@@ -186,7 +186,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def residual(self) -> tuple[float, ...]:
         """The 2-norm of what each worker's codec was given and has not sent, after a drain.
 
-        0 without such a codec, NaN for a worker that is not there.
+        0 where none holds anything back; NaN for a lost worker, as `print(strategy)` counts.
         """
         self.settle()
         with self.engine.explained():

@@ -16,7 +16,7 @@ def describe(strategy: Any) -> str:
         *_shards(strategy),
         ("on workers", _rule(strategy.algorithm.local)),
         ("exchange", _rule(strategy.algorithm.exchange)),
-        *_messages(strategy.algorithm.codec),
+        *_messages(strategy.algorithm.codec, strategy.engine.store.residuals_lost),
         ("on shards" if peers is None else "peers", _rule(strategy.algorithm.server)),
         *_counts(strategy),
     ]
@@ -35,9 +35,12 @@ def _shards(strategy: Any) -> list[tuple[str, str]]:
     ]
 
 
-def _messages(codec: Any) -> list[tuple[str, str]]:
+def _messages(codec: Any, lost: int) -> list[tuple[str, str]]:
     """Nothing where they travel as they are."""
-    return [] if type(codec) is Codec else [("messages", repr(codec))]
+    if type(codec) is Codec:
+        return []
+    gone = f"{lost} times gone with a lost worker"
+    return [("messages", repr(codec)), *([("kept there", gone)] if lost else [])]
 
 
 def _counts(strategy: Any) -> list[tuple[str, str]]:
