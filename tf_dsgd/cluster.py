@@ -266,7 +266,7 @@ class TFCluster(Cluster):
         self._late_after = _late_after(late_after_seconds)
         with before_training():
             listening.everywhere()  # whether it is right, before a server is started
-            self.devices_per_worker = _per_worker(tasks_per_worker)
+            self.devices_per_worker = devices.tasks(tasks_per_worker)
             self._tasks = cluster_spec.grouped(_tasks(resolver), self.devices_per_worker)
         self._connected: Connection | None = None
         if self._tasks.task_type in ("worker", "ps"):
@@ -326,15 +326,6 @@ class TFCluster(Cluster):
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
         for name, (variables, size) in zip(names, shards, strict=True):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")
-
-
-def _per_worker(value: Any) -> int:
-    """`tasks_per_worker`, or what the launcher says of it."""
-    launched = os.environ.get(resuming.TASKS_PER_WORKER, "").strip()
-    if value is None and launched:
-        number = int(launched) if launched.isascii() and launched.isdecimal() else launched
-        return devices.checked(number, resuming.TASKS_PER_WORKER)
-    return 1 if value is None else devices.checked(value, "tasks_per_worker")
 
 
 def _tasks(resolver: Any) -> cluster_spec.Tasks:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.checks import integer
+from tf_dsgd.resuming import TASKS_PER_WORKER
 
 _MOST = 64
 """Devices of a worker; and more logical devices than that are not made for all together."""
@@ -16,6 +18,15 @@ _MOST = 64
 def checked(value: object, name: str = "devices_per_worker") -> int:
     """How many devices a worker has: an integer from 1 to 64."""
     return integer(name, value, 1, below=_MOST + 1)
+
+
+def tasks(value: object) -> int:
+    """`tasks_per_worker`: as `checked`, of processes; None: what the launcher says, or 1."""
+    launched = os.environ.get(TASKS_PER_WORKER, "").strip()
+    if value is None and launched:
+        number = int(launched) if launched.isascii() and launched.isdecimal() else launched
+        return checked(number, TASKS_PER_WORKER)
+    return 1 if value is None else checked(value, "tasks_per_worker")
 
 
 def shown(per_worker: int) -> str:

@@ -81,8 +81,8 @@ class PeriodicAveragingStrategy(DistributedStrategy):
             `optimizer_state="local"`, is DiLoCo; `SGD(1.0)` is the plain mean. It is copied: see
             `strategy.outer_optimizer`. Its schedules follow mini-batches, too.
         model_parallel: which layers are on which of each worker's devices, a
-            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
-            `devices_per_worker`; None: each worker has one device.
+            `tf_dsgd.ModelParallel`, on a cluster with `devices_per_worker`, or a `TFCluster` with
+            `tasks_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.

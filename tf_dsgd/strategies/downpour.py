@@ -139,8 +139,8 @@ class DownpourStrategy(DistributedStrategy):
             `tf_dsgd.compression`, as `Threshold(0.002)`; None for the tensors themselves. What is
             fetched travels as it is (but for `Cast`).
         model_parallel: which layers are on which of each worker's devices, a
-            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
-            `devices_per_worker`; None: each worker has one device.
+            `tf_dsgd.ModelParallel`, on a cluster with `devices_per_worker`, or a `TFCluster` with
+            `tasks_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.

@@ -49,8 +49,8 @@ class ElasticAveragingStrategy(DistributedStrategy):
         elasticity: a, the paper's alpha = eta rho; above 0 and below 1; None for 0.9 / M with M
             workers, the paper's choice of beta = M a = 0.9.
         model_parallel: which layers are on which of each worker's devices, a
-            `tf_dsgd.ModelParallel`, on a `LocalCluster` or `SimulatedCluster` with
-            `devices_per_worker`; None: each worker has one device.
+            `tf_dsgd.ModelParallel`, on a cluster with `devices_per_worker`, or a `TFCluster` with
+            `tasks_per_worker`; None: each worker has one device.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.

@@ -31,7 +31,9 @@ def crossing():
     before = connections.between_tasks()
     model.fit(x, y, batch_size=8, verbose=0)
     after = connections.between_tasks()
-    sizes = [4 * part.parameters for part in strategy.placement().parts]
+    table = strategy.placement()
+    assert str(table).splitlines()[2].startswith("1     worker 1, CPU:0")
+    sizes = [4 * part.parameters for part in table.parts]
     return {pair: (count - before[pair]) / STEPS for pair, count in after.items()}, sizes
 
 

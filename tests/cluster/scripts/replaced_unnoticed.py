@@ -32,7 +32,7 @@ witness.kill([1, 2])
 members.lose(engine.tasks[2])
 deadline = time.monotonic() + 60.0
 while len({p.pid for p in witness.worker_processes().values()} - set(before)) < 2 or not all(
-    probing.answers(connection.worker_address(m), 1.0) for m in (1, 2)
+    probing.answers(connection.peers[m].address, 1.0) for m in (1, 2)
 ):
     assert time.monotonic() < deadline, "the launcher starts them again"
     time.sleep(0.05)

@@ -16,24 +16,24 @@ import psutil
 
 import tf_dsgd
 from tests import faults
-from tf_dsgd.transport.connection import Connection
+from tf_dsgd.transport import opening
 
 STEPS, TIMEOUT_SECONDS = 200, 20.0
 
 victim = psutil.Process(faults.task("worker", 1).pid)
 going_on = faults.goes_on_after(victim.pid, 3 * TIMEOUT_SECONDS)
-connect = Connection._connect
+connect = opening.connect
 
 
-def stop_and_connect(connection, workers):
+def stop_and_connect(*arguments):
     victim.suspend()
-    connect(connection, workers)
+    connect(*arguments)
 
 
 if sys.argv[1] == "before":
     victim.suspend()
 else:
-    Connection._connect = stop_and_connect
+    opening.connect = stop_and_connect
 start = time.monotonic()
 try:
     strategy = tf_dsgd.DownpourStrategy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class PartsTable:
         rows += [
             (
                 f"{part.part}",
-                part.devices[0].rpartition("device:")[2],
+                _short(part.devices[0]),
                 f"{part.parameters:,}",
                 ", ".join(part.layers) or "-",
             )
@@ -57,3 +58,10 @@ class PartsTable:
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows]
         return "\n".join(lines)
+
+
+def _short(device: str) -> str:
+    """A device's name, as in "CPU:0", and before it the task where that is another process."""
+    task = re.search(r"/job:(\w+)/.*task:(\d+)/", device)
+    name = device.rpartition("device:")[2]
+    return name if task is None else f"{task[1]} {task[2]}, {name}"
