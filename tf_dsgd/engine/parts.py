@@ -19,7 +19,6 @@ variables that `one_step` and `collection` read, and of a table the rows that ch
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine import traffic
 from tf_dsgd.engine.bundles import Bundle, On, anywhere
 from tf_dsgd.engine.merged import Collected, Merged, merged
+from tf_dsgd.engine.parcels import Parcel, parts_of
 from tf_dsgd.engine.peers import PeerParts
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
@@ -47,18 +47,6 @@ from tf_dsgd.engine.state import (
 )
 from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.views import ShardView, WorkerView
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sent:
-    """What is in the parcels between a worker and a shard."""
-
-    content: Any
-    bundle: Bundle
-
-    def unpack(self, parcel: Sequence[tf.Tensor], on: On = anywhere) -> Any:
-        flat = self.bundle.unpack(parcel, on)
-        return tf.nest.pack_sequence_as(self.content, flat, expand_composites=True)
 
 
 class Parts:
@@ -115,8 +103,8 @@ class Parts:
         """What workers change besides the weights, and how it becomes one."""
         self._encoded: list[int] = []
         """How many tensors of a message are each weight's."""
-        self._sent: dict[int, _Sent] = {}
-        self._fetched_from: dict[int, _Sent] = {}
+        self._sent: dict[int, Parcel] = {}
+        self._fetched_from: dict[int, Parcel] = {}
         self.row_logs = {
             i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
@@ -336,15 +324,6 @@ class Parts:
     def _merged_of(self, shard: int) -> list[Merged]:
         return [each for each in self.merged if each.variable.shard == shard]
 
-    def _parts_of(self, variables: Sequence[Any], tensors: Sequence[Any]) -> list[int]:
-        """On which parts of a worker the variables are whose tensors these are, of each of them."""
-        several = self.store.num_parts > 1
-        return [
-            variable.on_workers().part if several else 0
-            for variable, tensor in zip(variables, tensors, strict=True)
-            for _ in tf.nest.flatten(tensor, expand_composites=True)
-        ]
-
     def _wrap(
         self, on: On, heads: Sequence[tf.Tensor], message: Sequence[Gradient]
     ) -> list[list[tf.Tensor]]:
@@ -360,10 +339,10 @@ class Parts:
             content = [header, tensors, changes]
             flat = tf.nest.flatten(content, expand_composites=True)
             weights = [self.step.weights[i] for i in self._weights_of(shard.index)]
-            parts = [0, *self._parts_of(weights, tensors)]
-            parts += self._parts_of([each.variable for each in here], changes)
+            parts = [0, *parts_of(self.store, weights, tensors)]
+            parts += parts_of(self.store, [each.variable for each in here], changes)
             bundle = shard.bundle(flat, parts)
-            self._sent[shard.index] = _Sent(content, bundle)
+            self._sent[shard.index] = Parcel(content, bundle)
             parcels.append(bundle.pack(flat, on))
         return parcels
 
@@ -428,9 +407,9 @@ class Parts:
             content = [*found, shard.version.read_value()]
             flat = tf.nest.flatten(content, expand_composites=True)
             whose = zip([weights, state, statistics], found, strict=True)
-            parts = [part for pair in whose for part in self._parts_of(*pair)]
+            parts = [part for pair in whose for part in parts_of(self.store, *pair)]
             bundle = shard.bundle(flat, [*parts, 0])
-            self._fetched_from[shard.index] = _Sent(content, bundle)
+            self._fetched_from[shard.index] = Parcel(content, bundle)
             return bundle.pack(flat)
 
         return shard.locked(tf.nest.flatten(given), body)

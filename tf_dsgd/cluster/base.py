@@ -1,0 +1,61 @@
+"""What a strategy asks of where its workers and shards are."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from tf_dsgd import floods, gpu, resuming
+from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
+from tf_dsgd.algorithm import ExchangeRule
+from tf_dsgd.checks import positive_seconds
+from tf_dsgd.console import end_scripts_in_a_line
+from tf_dsgd.engine.base import Engine
+
+
+class Cluster(abc.ABC):
+    """Makes the engine on which a strategy runs."""
+
+    @abc.abstractmethod
+    def configure(self) -> None:
+        """Sets what must be set before TensorFlow opens its devices."""
+
+    locked_in_graph: ClassVar[bool] = False
+    """Whether functions of several processes act on a shard."""
+    workers_can_leave: bool = False
+    """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
+    runs_pipelines: ClassVar[bool] = False
+    """Whether workers can run input pipelines of their own."""
+    devices_per_worker: int = 1
+    """Over how many devices a worker's replica can be laid."""
+    gives_devices: ClassVar[str] = "devices_per_worker"
+    """The argument that says so."""
+
+    @abc.abstractmethod
+    def shard_devices(self) -> list[str]:
+        """Where each shard's variables are."""
+
+    def host_device(self) -> str:
+        """A device of this process."""
+        return self.shard_devices()[0]
+
+    @abc.abstractmethod
+    def make_engine(self, exchange: ExchangeRule) -> Engine:
+        """The engine for an exchange rule."""
+
+    def check_ps(self) -> None:
+        """Called for strategies that need ps tasks, where there may be some."""
+
+    def announce(self, shards: Sequence[tuple[int, int]]) -> None:
+        """Says how many variables, and bytes, each shard holds, where that is of interest."""
+
+
+def configure_process() -> None:
+    gpu.configure_by_default()
+    end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
+    floods.sift(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED, FLOOD_GREETINGS)
+
+
+def late_after(value: Any) -> float | None:
+    return None if value is None else positive_seconds("late_after_seconds", value)
