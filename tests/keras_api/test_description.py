@@ -67,6 +67,7 @@ def test_a_number_of_workers_in_place_of_a_cluster(name):
         strategy(num_workers=4)
     needed = {"SoftsyncStrategy": {"gradients_per_update": 1}}.get(name, {})
     needed |= {"average_every": 2} if "Averaging" in name else {}
+    needed |= {"compression": tf_dsgd.compression.TopK(1.0)} if "Compressed" in name else {}
     with pytest.raises(TypeError, match=r"For 4 workers: tf_dsgd.LocalCluster\(4\)"):
         strategy(4, **needed)
 
