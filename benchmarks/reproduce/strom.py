@@ -11,7 +11,8 @@ parameters, relu). The classes are given by a network 32-16-10 (tanh), of which 
 own, and a tenth of the labels are wrong; no example comes twice. Downpour, SGD at a rate that falls
 along a cosine and is the same for all: the best of three without a codec, on one seed. A worker
 pushes after every mini-batch and fetches after every fourth. Every mini-batch takes 10 ms
-(log-normal, sigma 0.2), a message or a fetch 1 ms and its bytes over a link of `--megabits`. After every 400
+(log-normal, sigma 0.2), a message or a fetch 1 ms and its bytes over a link of `--megabits`.
+After every 400
 mini-batches all workers meet, and 10,000 held-out examples, whose labels are right, are looked at.
 Bytes are those that workers count as they encode; a threshold's without entropy coding are 4 for
 each element that it emits. What a codec computes takes no virtual time.
