@@ -52,10 +52,12 @@ class Cluster(abc.ABC):
 
 
 def configure_process() -> None:
+    """What holds for the whole process, wherever its workers are."""
     gpu.configure_by_default()
     end_scripts_in_a_line(resuming.ENDS_TRAINING, FAILED)
     floods.sift(FLOOD_HEADS, FLOOD_TAILS, FLOOD_RAISED, FLOOD_GREETINGS)
 
 
 def late_after(value: Any) -> float | None:
+    """The argument `late_after_seconds`, checked."""
     return None if value is None else positive_seconds("late_after_seconds", value)
