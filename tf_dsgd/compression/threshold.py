@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.checks import real, truth
@@ -117,12 +117,14 @@ class Threshold(Lossy):
 
     def _check_type(self, weight: tf.Variable) -> None:
         """That tau is a number there: as 0 it would send nothing of anything, as infinity never."""
-        limits = ml_dtypes.finfo(weight.dtype.as_numpy_dtype)
-        if not float(limits.tiny) <= self.tau <= float(limits.max):
+        dtype = weight.dtype
+        # bfloat16 has the exponents of float32.
+        alike = np.float32 if dtype == tf.bfloat16 else dtype.as_numpy_dtype
+        least, most = float(np.finfo(alike).tiny), float(dtype.max)
+        if not least <= self.tau <= most:
             raise ValueError(
-                f"tau of Threshold must be from {float(limits.tiny):.3g} to "
-                f"{float(limits.max):.3g} for weights of {weight.dtype.name}, as {weight.name}. "
-                f"Received: {self.tau!r}."
+                f"tau of Threshold must be from {least:.3g} to {most:.3g} for weights of "
+                f"{dtype.name}, as {weight.name}. Received: {self.tau!r}."
             )
 
     def _clipped(self, memory: Memory, residual: tf.Tensor) -> tf.Tensor:
