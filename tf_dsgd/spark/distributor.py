@@ -245,7 +245,7 @@ class _Training:
             raise RuntimeError(
                 "The tasks of the barrier stage cannot tell that they are of one attempt: "
                 f"{sorted((attempt, sorted(come)) for attempt, come in self._come.items())}. This "
-                "version of Spark numbers them in another way than those known, up to 4.3."
+                "version of Spark numbers them in another way than 4.3 does."
             )
 
     def _wait(self, condition: Callable[[], bool], header: dict[str, Any]) -> None:
