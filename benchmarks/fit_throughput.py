@@ -162,7 +162,7 @@ def main() -> None:
         specs = runs.chosen(specs, options.only, next(iter(specs)))
         contenders, whose = limits.beside_threads(specs)
         results = runs.interleaved(PROGRAM, contenders, options.repetitions)
-        record["groups"].append({"title": title, "results": results})
+        record["groups"].append({"title": title, "limits": whose, "results": results})
         print(f"\n### {title}\n\n{speed_table(results, whose)}", flush=True)
         if specs[next(iter(specs))].get("model") in ("wide", "dense_embedding"):
             print(f"\n{memory_table(results)}", flush=True)

@@ -16,7 +16,7 @@ _REQUEST, _DUMP = 0x1, 0x300
 _ERROR, _DONE = 2, 3
 _INFO = 2  # INET_DIAG_INFO: a struct tcp_info follows
 _ESTABLISHED = 1 << 1  # of the states of a connection, as bits
-_BYTES_ACKED = 120  # where it is in that struct
+_BYTES_RECEIVED = 128  # where it is in that struct
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE = 72  # a struct inet_diag_msg, before the attributes
 
@@ -45,7 +45,10 @@ def _owners():
 
 
 def _sent():
-    """(own port, the other's) -> bytes that were sent, and came there."""
+    """(own port, the other's) -> bytes that were sent, and came there.
+
+    As the other end counts them: what has come may not be acknowledged yet.
+    """
     found = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(10.0)
@@ -62,7 +65,7 @@ def _sent():
                 ports = struct.unpack("!HH", body[4:8])
                 info = _attribute(body[_MESSAGE:], _INFO)
                 if info is not None:
-                    found[ports] = struct.unpack_from("=Q", info, _BYTES_ACKED)[0]
+                    found[ports[::-1]] = struct.unpack_from("=Q", info, _BYTES_RECEIVED)[0]
     return found
 
 
