@@ -1,0 +1,139 @@
+"""Writes the tables of README.md and benchmarks/README.md from the runs that are committed.
+
+    python benchmarks/figures.py
+
+Between `<!-- figures: NAME -->` and `<!-- end of figures -->` stands what `BLOCKS` makes of
+`benchmarks/published/*.json`, which are what `--json` of the benchmarks wrote. A test compares the
+two, so a figure there is one of those runs. To publish others, for instance:
+
+    python benchmarks/fit_throughput.py --groups periods --repetitions 3 \
+        --json benchmarks/published/fit_throughput.json
+"""
+
+import json
+import re
+from pathlib import Path
+
+import cluster_throughput
+import fit_throughput
+import runs
+
+ROOT = runs.HERE.parent
+FILES = ("README.md", "benchmarks/README.md")
+PLAIN = "plain fit"
+PLAIN_20 = "plain fit, steps_per_execution=20"
+
+
+def published(name: str) -> dict:
+    """What a benchmark wrote."""
+    return json.loads((ROOT / f"benchmarks/published/{name}.json").read_text())
+
+
+def _better(results: dict, *names: str) -> list[float]:
+    """The speed of the fastest of these, by repetition."""
+    speeds = [[outcome["steps_per_second"] for outcome in results[name]] for name in names]
+    return [max(each) for each in zip(*speeds, strict=True)]
+
+
+def _ratio(results: dict, name: str, beside: list[float]) -> str:
+    ours = (outcome["steps_per_second"] for outcome in results[name])
+    return runs.spread([a / b for a, b in zip(ours, beside, strict=True)], 2)
+
+
+def threads_in_short() -> str:
+    """Two threads, beside plain `fit` as it is and at its better setting."""
+    record = published("fit_throughput")
+    (group,) = record["groups"]
+    results = group["results"]
+    best = _better(results, PLAIN, PLAIN_20)
+    rows = [
+        [
+            f"`push_every={period}, fetch_every={period}`",
+            _ratio(results, name, _better(results, PLAIN)),
+            _ratio(results, name, best),
+            _ratio(results, name, _better(results, group["limits"][name])),
+        ]
+        for period in (20, 5, 1)
+        for name in [f"Downpour, periods of {period}"]
+    ]
+    header = ["two threads", "beside plain `fit`", "at its better setting", "of bare threads"]
+    return f"{runs.table(header, rows)}\n\n{_origin(record)}"
+
+
+def processes_in_short() -> str:
+    """Two processes and a ps, beside plain `fit` at its better setting and the peers."""
+    record = published("cluster_throughput")
+    (group,) = record["groups"]
+    results = group["results"]
+    servers = _better(results, cluster_throughput.PSS_1, cluster_throughput.PSS_20)
+    rows = [
+        [
+            title,
+            _ratio(results, name, servers),
+            _ratio(results, name, _better(results, cluster_throughput.AVERAGING)),
+            _ratio(results, name, _better(results, cluster_throughput.LIMIT_OF[name])),
+        ]
+        for title, name in (
+            ("periods of 20", cluster_throughput.EVERY_20),
+            ("periods of 20, `steps_per_execution=20`", cluster_throughput.EXECUTION_20),
+            ("the same, workers read files", cluster_throughput.PIPELINES_20),
+            ("periods of 1", cluster_throughput.EVERY_STEP),
+        )
+    ]
+    header = [
+        "two processes and a ps",
+        "beside tf_keras `ParameterServerStrategy`",
+        "beside PyTorch, averaging every 20",
+        "of bare processes",
+    ]
+    return f"{runs.table(header, rows)}\n\n{_origin(record)}"
+
+
+def threads() -> str:
+    """All contenders of `fit_throughput.py --groups periods`."""
+    record = published("fit_throughput")
+    (group,) = record["groups"]
+    table = fit_throughput.speed_table(group["results"], group["limits"])
+    return f"{runs.heading(record)}\n\n{group['title']}:\n\n{table}"
+
+
+def processes() -> str:
+    """All contenders of `cluster_throughput.py --groups peers`."""
+    record = published("cluster_throughput")
+    (group,) = record["groups"]
+    results = group["results"]
+    parts = (cluster_throughput.speed_table(results), cluster_throughput.aims_table(results))
+    return "\n\n".join([runs.heading(record), f"{group['title']}:", *parts])
+
+
+def _origin(record: dict) -> str:
+    (repetitions,) = {len(runs) for g in record["groups"] for runs in g["results"].values()}
+    return (
+        f"Medians of {repetitions} (smallest-largest), {record['date']}, {record['cores']} cores: "
+        f"`{record['command']}`."
+    )
+
+
+BLOCKS = {
+    "threads in short": threads_in_short,
+    "processes in short": processes_in_short,
+    "threads": threads,
+    "processes": processes,
+}
+
+_BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+def written(text: str) -> str:
+    """A page with its blocks made anew."""
+    return _BLOCK.sub(lambda m: f"{m[1]}\n{BLOCKS[m[2]]()}\n\n{m[3]}", text)
+
+
+def main() -> None:
+    for file in FILES:
+        path = Path(ROOT / file)
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
