@@ -33,7 +33,9 @@ class Spec:
     """What to run. `period` is both `push_every` and `fetch_every`, or `average_every`."""
 
     kind: str = "keras"
-    """`keras`: plain fit; `downpour`, `averaging`, `elastic`: fit under that strategy."""
+    """`keras`: plain fit; `downpour`, `averaging`, `elastic`, `peers`: under that strategy."""
+    tau: float = 0.0
+    """Of `compression=Threshold(tau)`; 0 for no codec."""
     model: str = "mlp"
     """`mlp`, `wide`, `deep`, `embedding` or `dense_embedding`."""
     workers: int = 2
@@ -141,7 +143,12 @@ def make_strategy(spec: Spec):
         return tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=spec.period)
     if spec.kind == "elastic":
         return tf_dsgd.ElasticAveragingStrategy(cluster, average_every=spec.period)
-    return tf_dsgd.DownpourStrategy(cluster, push_every=spec.period, fetch_every=spec.period)
+    codec = tf_dsgd.compression.Threshold(spec.tau) if spec.tau else None
+    if spec.kind == "peers":
+        return tf_dsgd.CompressedAsyncStrategy(cluster, compression=codec)
+    return tf_dsgd.DownpourStrategy(
+        cluster, push_every=spec.period, fetch_every=spec.period, compression=codec
+    )
 
 
 def without_books() -> None:

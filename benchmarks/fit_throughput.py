@@ -38,6 +38,22 @@ def averaging(common: dict) -> tuple[str, dict[str, dict]]:
     return title, with_common(specs, common)
 
 
+def compression(common: dict) -> tuple[str, dict[str, dict]]:
+    title = "Threshold: the same MLP, two local workers"
+    specs = {
+        f"periods of {period}{codec}": {"kind": "downpour", "period": period, **given}
+        for period in (20, 1)
+        for codec, given in (
+            ("", {}),
+            (", Threshold(0.002)", {"tau": 0.002}),
+            (", Threshold(0.1)", {"tau": 0.1}),
+        )
+    }
+    # A peer sends what the optimizer, at a rate of 0.01, made of a gradient.
+    specs["peers, Threshold(0.001)"] = {"kind": "peers", "period": 1, "tau": 0.001}
+    return title, with_common(specs, common)
+
+
 def workers(common: dict) -> tuple[str, dict[str, dict]]:
     title = "Number of workers: the same MLP"
     specs = {"plain fit": {"kind": "keras"}}
@@ -92,6 +108,7 @@ def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
         "periods": lambda: [periods(common)],
         "averaging": lambda: [averaging(common)],
         "embedding": lambda: [embedding(common, options.rows)],
+        "compression": lambda: [compression(common)],
         "workers": lambda: [workers(common)],
         "variables": lambda: [variables(common, count) for count in (6, 30, 78, 150)],
         "memory": lambda: [memory(common)],
