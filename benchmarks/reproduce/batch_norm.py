@@ -166,37 +166,27 @@ def measure_moving(options) -> list[dict]:
     return rows
 
 
+LOSSES = ["training loss", "val_loss", "with serial statistics", "difference"]
+
+
+def losses(result: dict) -> list[str]:
+    """The cells of `LOSSES`."""
+    difference = 100.0 * (result["own"] / result["serial"] - 1.0)
+    of = ("training loss", "own", "serial")
+    return [*(f"{result[name]:.3f}" for name in of), f"{difference:+.1f} %"]
+
+
 def report_moving(results: list[dict]) -> str:
     rows = [
-        [
-            r["method"],
-            str(r["workers"]),
-            f"{100.0 * r['moved']:.1f} % of their norm",
-            f"{r['training loss']:.3f}",
-            f"{r['own']:.3f}",
-            f"{r['serial']:.3f}",
-            f"{100.0 * (r['own'] / r['serial'] - 1.0):+.1f} %",
-        ]
+        [r["method"], str(r["workers"]), f"{100.0 * r['moved']:.1f} % of their norm", *losses(r)]
         for r in results
     ]
-    heads = ["", "M", "weights moved in the last epoch", "training loss", "val_loss"]
-    return runs.table([*heads, "with serial statistics", "difference"], rows)
+    return runs.table(["", "M", "weights moved in the last epoch", *LOSSES], rows)
 
 
 def report(results: list[dict]) -> str:
-    rows = [
-        [
-            r["method"],
-            str(r["workers"]),
-            f"{r['training loss']:.3f}",
-            f"{r['own']:.3f}",
-            f"{r['serial']:.3f}",
-            f"{100.0 * (r['own'] / r['serial'] - 1.0):+.1f} %",
-        ]
-        for r in results
-    ]
-    heads = ["", "M", "training loss", "val_loss", "with serial statistics", "difference"]
-    return runs.table(heads, rows)
+    rows = [[r["method"], str(r["workers"]), *losses(r)] for r in results]
+    return runs.table(["", "M", *LOSSES], rows)
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tests.algorithms.peers_bench import BATCH, dyadic, gradients, linear
 from tests.compression import twins
 from tests.faults import fail_at
 from tf_dsgd import compression
 
-BATCH = 4
 CODECS = {
     "entropy": (compression.Threshold(0.5, entropy=True), twins.threshold(0.5)),
     "momentum": (compression.TopK(0.25, momentum=0.5), twins.top_k(0.25, 0.5)),
@@ -43,28 +43,6 @@ def simulated(**options):
     return tf_dsgd.SimulatedCluster(
         2, compute_seconds=[1.0, 1.7], network_seconds=0.3, seed=0, **options
     )
-
-
-def dyadic(batches, seed=0):
-    """Inputs in eighths, targets in halves: sums of their products are exact in float32."""
-    random = np.random.default_rng(seed)
-    x = random.integers(-16, 16, (batches * BATCH, 6)).astype("float32") / 8
-    return x, random.integers(-8, 8, (batches * BATCH, 4)).astype("float32") / 2
-
-
-def linear(strategy):
-    """A model whose loss is linear in its weights, so that the same gradients come in any order."""
-    with strategy.scope():
-        layer = keras.layers.Dense(4, use_bias=False, kernel_initializer="zeros")
-        model = keras.Sequential([keras.Input((6,)), layer])
-        model.compile(keras.optimizers.SGD(1.0), loss=lambda y, p: tf.reduce_mean(p * y, -1))
-    return model
-
-
-def gradients(x, y):
-    """Of each mini-batch, by hand: x'y / (4 BATCH)."""
-    parts = x.reshape(-1, BATCH, 6), y.reshape(-1, BATCH, 4)
-    return np.einsum("nbi,nbj->nij", *parts).astype("float32") / (4 * BATCH)
 
 
 def fit(model, data, **options):
