@@ -411,6 +411,23 @@ def is_keras_predict_step(fn: Callable[..., Any]) -> bool:
     return "make_predict_function" in getattr(wrapped, "__qualname__", "")
 
 
+def is_step_of_fit(function: Any) -> bool:
+    """Whether Keras made it, to run a model's step on what an iterator gives."""
+    name = getattr(function, "__qualname__", "")
+    return bool(name.endswith("_make_function.<locals>.function"))
+
+
+def depends_on_alone(concrete: Any, variables: Sequence[tf.Variable]) -> bool:
+    """Whether a traced function gives the same until one of these variables changes."""
+    handles = {id(v.handle) for v in variables}
+    if any(id(capture) not in handles for capture in concrete.captured_inputs):
+        return False
+    reads = ("ReadVariableOp", "Placeholder")
+    return not any(
+        op.op_def.is_stateful and op.type not in reads for op in concrete.graph.get_operations()
+    )
+
+
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:
     """Where the next `fit` starts; the place `keras.callbacks.BackupAndRestore` uses."""
     model._initial_epoch = epoch

@@ -13,6 +13,7 @@ State is a vector for each type that metrics have, so that a total and its count
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +83,9 @@ class RunningMetrics:
         self._is_shown = not self._metrics
         self.were_written = True
         """Whether metrics were assigned from outside, as by their reset, since `reset`."""
+        self._editions = itertools.count(1)
+        self.edition = 0
+        """Another one when there is more to show: workers' threads count, each by one call."""
         self._number = 0
         self._first: list[tf.Tensor] = []
         self._of_workers: dict[int, tuple[int, Sequence[tf.Tensor]]] = {}
@@ -128,6 +132,11 @@ class RunningMetrics:
 
     # -- on the chief -----------------------------------------------------------------------
 
+    @property
+    def sums(self) -> Sequence[tf.Variable]:
+        """What `shown` reads."""
+        return self._sums
+
     def shown(self) -> dict[int, tf.Tensor]:
         """The sum, by the id of each variable; traced in the step that `fit` runs."""
         found = {}
@@ -145,6 +154,7 @@ class RunningMetrics:
     def begin(self) -> None:
         """A mini-batch was added in this process, or what a worker has done cannot be read."""
         self._is_shown = True
+        self.edition = next(self._editions)
 
     def is_of(self, variable: Any) -> bool:
         """Whether it is the state of one of these metrics."""
@@ -179,6 +189,7 @@ class RunningMetrics:
         reported = self._reported()
         for i, total in enumerate(self._sums):
             total.assign(tf.add_n([self._first[i], *(values[i] for values in reported)]))
+        self.edition = next(self._editions)
 
     def _reported(self) -> list[Sequence[tf.Tensor]]:
         """What workers reported since the reset; those of before may still report."""

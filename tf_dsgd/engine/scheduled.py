@@ -259,6 +259,7 @@ class ScheduledEngine(Engine):
         for first in range(0, steps, at_once):
             count = min(at_once, steps - first)
             self.program.work[worker](steps_tensor(count), self.queues.of(worker))
+            self.program.running.begin()
 
     def push(self, worker: int) -> None:
         """The worker sends what it has accrued, and the shard takes it in."""

@@ -311,6 +311,7 @@ class SimulatorEngine(Engine):
         task.fetch_next = exchange.fetch_due(task.step)
         sends = exchange.push_due(task.step)
         version, *message = self._work(m, fetches, sends, steps, queue)
+        self.program.running.begin()
         if self.recorder is not None:
             if fetches:
                 self.recorder.note(m, "fetch", version)
@@ -456,6 +457,7 @@ class SimulatorEngine(Engine):
             program.fetch[m]()
         for part in lease.parts:
             program.work[m](self._count(len(part)), self._queued(m, part))
+        program.running.begin()
         heads, message = program.collect[m]()
         name = tf.constant(lease.name, tf.int64)
         return (named(heads, name), message), self._computed(task, True, lease.steps)

@@ -24,6 +24,7 @@ from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.nothing_yet import leave_logs_out
 from tf_dsgd.strategies.position import Passes
+from tf_dsgd.strategies.showing import Logs, show_only, step_of_keras
 from tf_dsgd.strategies.step import TracedStep, is_train_step
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.variable import Trace, tracing
@@ -122,6 +123,8 @@ class HandingOut:
             return False
         # Nobody but `fit` has this iterator: from now on a token is a step.
         iterator.train(program)
+        if program.run_by is not None:
+            show_only(program.model)
         self._of_now = weakref.ref(iterator)
         if self.iterations is not None:
             self.iterations.begin(iterator, program.program)
@@ -207,14 +210,19 @@ class FitProgram:
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
         self.of_keras = is_train_step(fn)
         self.model = getattr(fn, "__self__", None) if self.of_keras else None
-        self._run_by = None
+        self.run_by = None
+        """Keras's function that runs it."""
         if self.model is not None and not tf.executing_eagerly():
-            self._run_by = self.model.train_function
+            self.run_by = step_of_keras(self.model)
+        self.logs = Logs(self._logs, program.running, [*program.running.sums, *program.logs])
         self.shows_own_logs = self.of_keras and step.shows_own_logs
 
     def step_of_chief(self) -> Any:
         """Counts that a step was run; shows all workers' metrics, or the latest outputs of one."""
         self._runs.assign_add(1, read_value=False)
+        return self._logs()
+
+    def _logs(self) -> Any:
         if self.model is not None and self._step.metrics:
             shown = Trace("chief")
             shown.values = self.program.running.shown()
@@ -237,7 +245,7 @@ class FitProgram:
 
     def is_run_by(self, model: keras.Model) -> bool:
         """Whether the model's `fit` runs this program, as it has done before."""
-        run_by = self._run_by is not None and self._run_by is model.train_function
+        run_by = self.run_by is not None and self.run_by is step_of_keras(model)
         return self.model is model and run_by and int(self._runs) > 0
 
     def is_of_model_of(self, other: FitProgram) -> bool:
