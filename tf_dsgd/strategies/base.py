@@ -283,9 +283,10 @@ class DistributedStrategy(tf.distribute.Strategy):
         Args:
             dataset_fn: from a `tf.distribute.InputContext`, with `input_pipeline_id` and
                 `num_input_pipelines`, to the pipeline's `tf.data.Dataset` of mini-batches. Called
-                for every pipeline and once more an epoch, while it is traced. How many batches it
-                gives must be known (`tf.data.experimental.assert_cardinality`); else all of them
-                pass through the chief.
+                for every pipeline, and once more in the first epoch, while it is traced (in every
+                epoch where a map's function draws numbers by `tf.random.uniform` or its like). How
+                many batches it gives must be known (`tf.data.experimental.assert_cardinality`);
+                else all of them pass through the chief.
             options: not used.
 
         Returns:

@@ -3,8 +3,10 @@
 The chief only counts: it tells a worker to take so many batches of a pipeline from a certain one
 on. A batch is known by (pipeline, ordinal), so what a lost worker had not finished can be given to
 another, which makes the same pipeline and skips to the place. That needs a pipeline to give the
-same batches whoever runs it: it is traced once an epoch, with one seed for all of its random
-operations, and its parallel parts keep their order.
+same batches whoever runs it: all of its random operations begin with one seed, which is an
+epoch's, and its parallel parts keep their order. It is traced once, and each epoch passes its seed;
+but where an operation has its seed in its definition, as `tf.random.uniform` in a map's function,
+it is traced at every epoch.
 """
 
 from __future__ import annotations
@@ -27,6 +29,37 @@ class Segment:
     pipeline: int
     start: int
     count: int
+
+
+class _Seed:
+    """The seed of a graph that is traced, as `tf.random.get_seed` takes one: a tensor.
+
+    Args:
+        tensor: an argument of the function that is traced.
+        number: what it is in the call for which that is traced.
+    """
+
+    def __init__(self, tensor: tf.Tensor, number: int):
+        self._tensor = tensor
+        self._number = number
+        self.in_definitions = False
+        """Whether an operation was given the number, which it then has in every call."""
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        del name
+        return self._tensor if dtype is None else tf.cast(self._tensor, dtype)
+
+    def __mod__(self, _: int) -> _Seed:
+        return self  # it is small enough
+
+    def __index__(self) -> int:
+        self.in_definitions = True
+        return self._number
+
+    __int__ = __index__
+
+    def __repr__(self) -> str:
+        return str(self._number)  # as TensorFlow names it in a warning
 
 
 class Source:
@@ -56,6 +89,8 @@ class Source:
         """What the seeds of all epochs begin with."""
         self.epochs = 0
         """Epochs that were started."""
+        self._makers: dict[int, Any] = {}
+        """Of each pipeline the function that makes its iterator, if it serves all epochs."""
 
     def _make(self, pipeline: int, number: int) -> tf.data.Dataset:
         context = tf.distribute.InputContext(number, pipeline, 1)
@@ -81,8 +116,21 @@ class Source:
         )
 
     def _maker(self, pipeline: int, seed: int) -> Any:
-        def make(skip: tf.Tensor) -> tf.Tensor:
-            tf.random.set_seed(seed)  # of this function's graph
+        """(batches to skip) -> an iterator."""
+        if pipeline not in self._makers:
+            concrete, serves_all = self._traced(pipeline, seed)
+            if not serves_all:
+                return lambda skip: concrete(skip, tf.constant(seed, tf.int64))
+            self._makers[pipeline] = concrete
+        return lambda skip: self._makers[pipeline](skip, tf.constant(seed, tf.int64))
+
+    def _traced(self, pipeline: int, number: int) -> tuple[Any, bool]:
+        """(skip, seed) -> an iterator; and whether the seed may be another than `number`."""
+        seeds: list[_Seed] = []
+
+        def make(skip: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+            seeds.append(_Seed(seed, number))
+            tf.random.set_seed(seeds[0])  # of this function's graph
             dataset = self._make(pipeline, self._num_pipelines)
             options = tf.data.Options()
             options.deterministic = True
@@ -93,7 +141,7 @@ class Source:
             return tf.nest.flatten(iter(dataset), expand_composites=True)[0]
 
         concrete = tf.function(make, autograph=False).get_concrete_function(
-            tf.TensorSpec([], tf.int64)
+            tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)
         )
         held = sum(_constant_bytes(op) for op in concrete.graph.get_operations())
         if held > _MOST_CONSTANT_BYTES:
@@ -102,7 +150,7 @@ class Source:
                 "would be sent to every task at every epoch. Read them from files inside "
                 "dataset_fn, or give fit the dataset itself: then batches come from the chief."
             )
-        return concrete
+        return concrete, not seeds[0].in_definitions
 
 
 def _constant_bytes(operation: tf.Operation) -> int:

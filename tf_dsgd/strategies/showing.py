@@ -30,8 +30,9 @@ class ShowingStep:
 
     def __call__(self, iterator: Any) -> Any:
         program = getattr(iterator, "program", None)
-        mine = program is not None and program.run_by is self.step_of_keras
-        if not mine or tf.config.functions_run_eagerly():
+        if program is None or program.run_by is not self.step_of_keras:
+            return self.step_of_keras(iterator)
+        if tf.config.functions_run_eagerly():  # which is refused there
             return self.step_of_keras(iterator)
         next(iter(iterator))  # one token for as many steps as Keras makes at once
         return program.logs.now()
