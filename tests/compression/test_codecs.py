@@ -111,6 +111,10 @@ def test_twin_of_another_type(name, kind):
     inside = "float64" if kind == "float64" else "float32"
     # A sum of another order is another number in the last bit, which rounding makes a larger one.
     tolerance = 0 if name in EXACT else 1e-10 if kind == "float64" else 2e-2
+    if name == "power_sgd" and kind == "bfloat16":
+        # P and Q are rounded to 1/256 of themselves, and Q's elements are up to 8: which way they
+        # are differs between processors (seen: 0.032).
+        tolerance = 8e-2
     random = np.random.default_rng(8)
     dtype = tf.as_dtype(kind)
     for place, rows in ((Place, None), (Table, [4, 1, 9, 2])):

@@ -18,6 +18,7 @@ import math
 import tensorflow as tf
 
 from tf_dsgd.compression.bits import packed, unpacked
+from tf_dsgd.compression.lossy import spread
 
 _FINGERPRINT, _HEAD = 8, 17
 _MOST_BITS = 40  # of the lower part: places are below 2**62 in any case
@@ -29,8 +30,8 @@ def encode(places: tf.Tensor, signs: tf.Tensor) -> tf.Tensor:
     gaps = places - tf.concat([tf.constant([-1], tf.int64), places[:-1]], 0)[: tf.size(places)] - 1
     k = _parameter(gaps, number)
     ends = tf.cumsum(tf.bitwise.right_shift(gaps, k) + 1) - 1
-    length = tf.concat([tf.zeros([1], tf.int64), ends + 1], 0)[-1:]
-    ones = tf.scatter_nd(ends[:, None], tf.ones_like(ends, tf.uint8), length)
+    length = tf.concat([tf.zeros([1], tf.int64), ends + 1], 0)[-1]
+    ones = spread(ends, tf.ones_like(ends, tf.uint8), length, ascending=True)
     low = tf.bitwise.bitwise_and(gaps, tf.bitwise.left_shift(tf.ones([], tf.int64), k) - 1)
     fixed = tf.bitwise.left_shift(low, tf.ones([], tf.int64)) + tf.cast(signs, tf.int64)
     bits = tf.bitwise.right_shift(fixed[:, None], tf.range(k + 1)) & 1

@@ -142,6 +142,28 @@ def number_of(value: tf.Tensor) -> tf.Tensor | int:
     return tf.size(value) if static is None else static
 
 
+def spread(
+    places: tf.Tensor, values: tf.Tensor, size: Any, *, ascending: bool = False
+) -> tf.Tensor:
+    """A vector that has these values at these places, and 0 elsewhere; an error beyond its ends.
+
+    `tf.scatter_nd` takes ten times as long where half of the elements have a value.
+
+    Args:
+        places: integers, each once.
+        values: as many.
+        size: of the vector.
+        ascending: whether the places must be in order; then an error if they are not.
+    """
+    return tf.raw_ops.SparseToDense(
+        sparse_indices=places,
+        output_shape=tf.cast([size], places.dtype),
+        sparse_values=values,
+        default_value=tf.zeros([], values.dtype),
+        validate_indices=ascending,
+    )
+
+
 def product(shape: Any) -> tf.Tensor | int:
     """How many elements a tensor of this shape has."""
     if isinstance(shape, tf.TensorShape):

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_dsgd.checks import real, truth
 from tf_dsgd.compression import golomb
-from tf_dsgd.compression.lossy import Lossy, Memory, product
+from tf_dsgd.compression.lossy import Lossy, Memory, product, spread
 
 _MOST_PLACES = 1 << 31
 
@@ -104,16 +104,16 @@ class Threshold(Lossy):
         grown = tf.reshape(memory.read("residual") + value, [-1])
         self._check_type(memory.weight)
         tau = memory.as_applied(tf.constant(float(self.tau), memory.dtype))
-        places = _above(grown, tau)[:, None]
-        memory.emitted = tf.shape(places, tf.int64)[0]
-        positive = tf.gather_nd(grown, places) > 0
-        sent = tf.where(positive, tau, -tau)
-        residual = tf.reshape(tf.tensor_scatter_nd_sub(grown, places, sent), tf.shape(value))
+        places = _above(grown, tau)
+        memory.emitted = tf.size(places, tf.int64)
+        positive = tf.gather(grown, places) > 0
+        sent = spread(places, tf.where(positive, tau, -tau), tf.size(grown), ascending=True)
+        residual = tf.reshape(grown - sent, tf.shape(value))
         memory.write("residual", self._clipped(memory, residual))
         if self.entropy:
-            return [golomb.encode(places[:, 0], positive)]
+            return [golomb.encode(places, positive)]
         _check_size(memory.weight)
-        return [tf.cast(places[:, 0] * 2 + tf.cast(positive, tf.int64), tf.uint32)]
+        return [tf.cast(places * 2 + tf.cast(positive, tf.int64), tf.uint32)]
 
     def _check_type(self, weight: tf.Variable) -> None:
         """That tau is a number there: as 0 it would send nothing of anything, as infinity never."""
@@ -145,8 +145,7 @@ class Threshold(Lossy):
             places, positive = tf.bitwise.right_shift(code, 1), (code & 1) > 0
         tau = tf.constant(float(self.tau), dtype)
         values = tf.where(positive, tau, -tau)
-        flat = tf.scatter_nd(places[:, None], values, tf.cast([size], tf.int64))
-        return tf.reshape(flat, shape)
+        return tf.reshape(spread(places, values, size, ascending=True), shape)
 
 
 def _above(value: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd.checks import real
-from tf_dsgd.compression.lossy import Lossy, Memory, number_of, product
+from tf_dsgd.compression.lossy import Lossy, Memory, number_of, product, spread
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TopK(Lossy):
         memory.emitted = self._count(gathered)
         places = tf.math.top_k(tf.abs(gathered), memory.emitted, sorted=False).indices
         values = tf.cast(tf.gather(gathered, places), memory.weight.dtype)
-        rest = tf.tensor_scatter_nd_sub(gathered, places[:, None], tf.cast(values, memory.dtype))
+        rest = gathered - spread(places, tf.cast(values, memory.dtype), tf.size(gathered))
         memory.write("residual", tf.reshape(rest, shape))
         if self.momentum:
             zeros = tf.zeros_like(values, memory.dtype)
@@ -106,5 +106,4 @@ class TopK(Lossy):
 
     def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
         places, values = sent
-        flat = tf.scatter_nd(places[:, None], values, tf.cast([product(shape)], tf.int32))
-        return tf.reshape(flat, shape)
+        return tf.reshape(spread(places, values, product(shape)), shape)
