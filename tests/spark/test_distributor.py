@@ -178,6 +178,50 @@ def test_a_script_that_writes_elsewhere_is_waited_for():
         assert child.process.returncode == 0
 
 
+def test_a_process_that_stays_after_its_outcome_is_ended(monkeypatch, tmp_path):
+    """As one whose `train` has left a thread that nobody ends."""
+    monkeypatch.setattr(barrier_task, "LEAVE_SECONDS", 0.0)
+    outcome = tmp_path / "outcome"
+    script = (
+        "import threading; threading.Thread(target=threading.Event().wait).start()\n"
+        f"print('here', flush=True); open({str(outcome)!r}, 'w').close()"
+    )
+    with barrier_task.Child("chief", ["-c", script], {}) as child:
+        assert b"".join(child.lines(str(outcome))) == b"here\n"
+        assert child.process.returncode == -9
+
+
+def test_the_log_is_shown_once_and_no_character_in_halves(capsys):
+    """Pieces end anywhere, and one comes again when its answer was lost."""
+    log, text = distributor._Log(), "ä━é\n".encode()
+    pieces = [text[start : start + 2] for start in range(0, len(text), 2)]
+    for number, piece in enumerate(pieces):
+        for _ in range(2):
+            header = {"attempt": "first", "number": number, "seconds": 0.0}
+            assert log.add(header, piece)
+    assert log.add({"attempt": "second", "number": 0, "seconds": 0.0}, b"again\n")
+    assert capsys.readouterr().out == "ä━é\nagain\n"
+
+
+def test_a_driver_whose_output_nobody_takes_has_the_chief_wait(monkeypatch):
+    """And not fail: as a script would that writes there itself."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def write(text):
+        writing.set()
+        assert go_on.wait(timeout=60)
+
+    monkeypatch.setattr(distributor, "_write", write)
+    log, header = distributor._Log(), {"attempt": "first", "number": 0, "seconds": 0.0}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(log.add, header, b"text")
+        assert writing.wait(timeout=60)
+        assert not log.add(header, b"text")
+        go_on.set()
+        assert first.result(timeout=60)
+    assert log.add(header, b"text")  # which is shown already
+
+
 def test_tasks_of_one_attempt_meet_and_no_others(monkeypatch):
     """Task 0 of the first attempt was lost before it came; the others of it ask until their end."""
 
@@ -185,7 +229,7 @@ def test_tasks_of_one_attempt_meet_and_no_others(monkeypatch):
         said = np.frombuffer(json.dumps(f"{attempt} {task}").encode(), np.uint8)
         header = {"do": "meet", "attempt": attempt, "task": task, "seconds": seconds}
         answer, arrays = training.answer(header, [said])
-        return json.loads(arrays[0].tobytes()) if answer["met"] else None
+        return json.loads(arrays[0].tobytes()) if answer["done"] else None
 
     training = distributor._Training(3)
     assert [ask("first", 1), ask("first", 2), ask("second", 0), ask("first", 1)] == 4 * [None]
