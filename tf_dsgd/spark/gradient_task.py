@@ -11,7 +11,6 @@ import numpy as np
 
 from tf_dsgd.transport import frames
 
-
 LATER_SECONDS = 100.0
 """After which the driver says that it still is at other updates. These are sent again then."""
 

@@ -244,7 +244,10 @@ def ask_until_done(
     side has not shown the token yet. So what is asked for must be one thing if it comes twice.
 
     Args:
-        address, secret, header, arrays: as of `ask`.
+        address: host and port.
+        secret: the token.
+        header: with "do", what is asked for.
+        arrays: that travel with it.
         seconds: for how long the driver may wait before it answers that it is not done.
 
     Returns:
