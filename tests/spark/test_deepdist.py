@@ -252,6 +252,14 @@ def test_bad_input_is_refused_by_name(spark):
         d.train(rows(spark, 1), gradient, descent)
 
 
+def test_a_keras_model_whose_weights_cannot_travel_is_refused_by_name():
+    import keras
+
+    layer = keras.layers.Dense(1, dtype="bfloat16", name="halves")
+    with pytest.raises(TypeError, match=r"'halves/kernel' is of bfloat16, which .* not travel"):
+        tf_dsgd.spark.DeepDist(keras.Sequential([keras.Input((1,)), layer]))
+
+
 def test_arrays_of_no_elements_are_a_model(spark):
     model = {"w": np.zeros((0, 3))}
     with tf_dsgd.spark.DeepDist(model) as d:
