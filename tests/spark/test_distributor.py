@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -201,6 +202,16 @@ def test_the_log_is_shown_once_and_no_character_in_halves(capsys):
             assert log.add(header, piece)
     assert log.add({"attempt": "second", "number": 0, "seconds": 0.0}, b"again\n")
     assert capsys.readouterr().out == "ä━é\nagain\n"
+
+
+def test_what_the_driver_cannot_show_ends_no_training(monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    closed = io.StringIO()
+    closed.close()
+    for output in (ascii_only, closed, None):
+        monkeypatch.setattr(sys, "stdout", output)
+        distributor._write("one ━ two\n")
+    assert ascii_only.buffer.getvalue() == b"one ? two\n"
 
 
 def test_a_driver_whose_output_nobody_takes_has_the_chief_wait(monkeypatch):

@@ -288,9 +288,16 @@ _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeError):  # that it cannot be shown ends no training
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    """Shows it, as far as it can be shown: that it cannot ends no training."""
+    there = sys.stdout
+    if there is None:  # Python's own for a process without any
+        return
+    with contextlib.suppress(OSError, ValueError):  # as of one that is closed
+        try:
+            there.write(text)
+        except UnicodeEncodeError as error:
+            there.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        there.flush()
 
 
 def _result(outcome: bytes) -> Any:
