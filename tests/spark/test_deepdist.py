@@ -256,7 +256,7 @@ def test_a_keras_model_whose_weights_cannot_travel_is_refused_by_name():
     import keras
 
     layer = keras.layers.Dense(1, dtype="bfloat16", name="halves")
-    with pytest.raises(TypeError, match=r"'halves/kernel' is of bfloat16, which .* not travel"):
+    with pytest.raises(TypeError, match=r"halves/kernel' is of bfloat16, which .* not travel"):
         tf_dsgd.spark.DeepDist(keras.Sequential([keras.Input((1,)), layer]))
 
 
