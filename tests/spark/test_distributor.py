@@ -284,6 +284,7 @@ class OfTwo(Exception):
         (functools.partial(fails_with, KeyError, "k"), KeyError, "k"),
         (functools.partial(fails_with, SystemExit, 3), RuntimeError, r"by SystemExit\(3\)"),
         (functools.partial(fails_with, KeyboardInterrupt), RuntimeError, "by KeyboardInterrupt"),
+        (functools.partial(fails_with, GeneratorExit), RuntimeError, "by GeneratorExit"),
     ],
 )
 def test_what_train_gives_travels_or_is_named(train, kind, words):

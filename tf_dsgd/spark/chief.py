@@ -45,13 +45,13 @@ def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
     place(arguments, keys, places)
     try:
         found = train(*arguments)
-    except (SystemExit, KeyboardInterrupt) as error:  # which would end the driver, too
-        return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     except Exception as error:
         traceback.print_exc()
         if ENDS_TRAINING in getattr(error, "__notes__", ()):
             return None
         return _failed(error)
+    except BaseException as error:  # SystemExit and its like would end the driver, too
+        return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     try:
         return bytes(cloudpickle.dumps((True, found)))
     except Exception as error:  # pickling runs the code of any class
