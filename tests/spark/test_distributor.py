@@ -296,7 +296,7 @@ def test_what_train_gives_travels_or_is_named(train, kind, words):
 
 def test_a_train_of_a_module_that_executors_lack_is_named():
     """At once, and not as a lost task, after as many attempts as a stage has."""
-    with pytest.raises(RuntimeError, match=r"ModuleNotFoundError: .*only_here.* addPyFile"):
+    with pytest.raises(RuntimeError, match=r"ModuleNotFoundError: .*only_here.*addPyFile"):
         distributor._result(chief.outcome_of(b"conly_here\nf\n.", []))  # a pickle of only_here.f
 
 
