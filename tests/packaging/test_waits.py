@@ -7,7 +7,10 @@ import pytest
 
 from tests.packaging.repository import ROOT
 
-WAITING = {"wait", "wait_for", "join", "result", "select", "sleep", "recv", "create_connection"}
+WAITING = {
+    *("wait", "wait_for", "join", "result", "select", "sleep", "acquire"),
+    *("recv", "create_connection"),
+}
 # Calls of these names that wait for nothing.
 OTHERS = re.compile(
     r"shlex\.join|os\.pathsep\.join|df\.select|os\.path\.join|\bjoin\(f?['\"]|^f?['\"].*\.join\("

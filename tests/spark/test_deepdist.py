@@ -1,5 +1,6 @@
 """DeepDist in `local[4,2]`: four tasks at a time, each of which is run again once if it fails."""
 
+import concurrent.futures
 import os
 import pathlib
 import pickle
@@ -249,6 +250,57 @@ def test_bad_input_is_refused_by_name(spark):
             d.train(rows(spark, 1), gradient, descent, epochs=0)
     with pytest.raises(RuntimeError, match="in a with statement"):
         d.train(rows(spark, 1), gradient, descent)
+
+
+def test_a_keras_model_whose_weights_cannot_travel_is_refused_by_name():
+    import keras
+
+    layer = keras.layers.Dense(1, dtype="bfloat16", name="halves")
+    with pytest.raises(TypeError, match=r"halves/kernel' is of bfloat16, which .* not travel"):
+        tf_dsgd.spark.DeepDist(keras.Sequential([keras.Input((1,)), layer]))
+
+
+def test_arrays_of_no_elements_are_a_model(spark):
+    model = {"w": np.zeros((0, 3))}
+    with tf_dsgd.spark.DeepDist(model) as d:
+        assert d.train(rows(spark, 2), lambda model, rows: model, descent).updates == 2
+
+
+def test_train_within_descent_is_refused_by_name(spark):
+    """It would wait for itself."""
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+
+        def trains(model, update):
+            d.train(rows(spark, 1), gradient, descent)
+
+        with pytest.raises(RuntimeError, match="is training already, in descent or in another"):
+            d.train(rows(spark, 1), gradient, trains)
+        assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+def test_who_comes_while_descent_is_at_work_is_told_to_come_again():
+    """Without Spark: the driver's answers to messages, as tasks' connections bring them."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waits(model, update):
+        begun.set()
+        assert go_on.wait(timeout=60)
+
+    def ask(partition, do="update"):
+        asked = {"do": do, "stage": 3, "partition": partition, "version": 0, "form": "array"}
+        header, _ = d._answer({"job": 1, "epoch": 0, "seconds": 0.0, **asked}, [np.ones(2)])
+        return header
+
+    d = tf_dsgd.spark.DeepDist({"w": np.zeros(2)})
+    d._begin(waits)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(ask, 0)
+        assert begun.wait(timeout=60)
+        assert ask(1) == ask(1, "fetch") == {"done": False}
+        go_on.set()
+        assert first.result(timeout=60) == {"done": True, "counted": True}
+    assert [ask(1), ask(0)] == [{"done": True, "counted": n} for n in (True, False)]
+    assert d._staleness == [0, 1]
 
 
 @pytest.mark.parametrize("model", [{}, 3, {"w": "text"}, {1: np.zeros(2)}])

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import functools
+import io
 import json
 import os
 import pathlib
@@ -178,6 +179,60 @@ def test_a_script_that_writes_elsewhere_is_waited_for():
         assert child.process.returncode == 0
 
 
+def test_a_process_that_stays_after_its_outcome_is_ended(monkeypatch, tmp_path):
+    """As one whose `train` has left a thread that nobody ends."""
+    monkeypatch.setattr(barrier_task, "LEAVE_SECONDS", 0.0)
+    outcome = tmp_path / "outcome"
+    script = (
+        "import threading; threading.Thread(target=threading.Event().wait).start()\n"
+        f"print('here', flush=True); open({str(outcome)!r}, 'w').close()"
+    )
+    with barrier_task.Child("chief", ["-c", script], {}) as child:
+        assert b"".join(child.lines(str(outcome))) == b"here\n"
+        assert child.process.returncode == -9
+
+
+def test_the_log_is_shown_once_and_no_character_in_halves(capsys):
+    """Pieces end anywhere, and one comes again when its answer was lost."""
+    log, text = distributor._Log(), "ä━é\n".encode()
+    pieces = [text[start : start + 2] for start in range(0, len(text), 2)]
+    for number, piece in enumerate(pieces):
+        for _ in range(2):
+            header = {"attempt": "first", "number": number, "seconds": 0.0}
+            assert log.add(header, piece)
+    assert log.add({"attempt": "second", "number": 0, "seconds": 0.0}, b"again\n")
+    assert capsys.readouterr().out == "ä━é\nagain\n"
+
+
+def test_what_the_driver_cannot_show_ends_no_training(monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    closed = io.StringIO()
+    closed.close()
+    for output in (ascii_only, closed, None):
+        monkeypatch.setattr(sys, "stdout", output)
+        distributor._write("one ━ two\n")
+    assert ascii_only.buffer.getvalue() == b"one ? two\n"
+
+
+def test_a_driver_whose_output_nobody_takes_has_the_chief_wait(monkeypatch):
+    """And not fail: as a script would that writes there itself."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def write(text):
+        writing.set()
+        assert go_on.wait(timeout=60)
+
+    monkeypatch.setattr(distributor, "_write", write)
+    log, header = distributor._Log(), {"attempt": "first", "number": 0, "seconds": 0.0}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(log.add, header, b"text")
+        assert writing.wait(timeout=60)
+        assert not log.add(header, b"text")
+        go_on.set()
+        assert first.result(timeout=60)
+    assert log.add(header, b"text")  # which is shown already
+
+
 def test_tasks_of_one_attempt_meet_and_no_others(monkeypatch):
     """Task 0 of the first attempt was lost before it came; the others of it ask until their end."""
 
@@ -185,7 +240,7 @@ def test_tasks_of_one_attempt_meet_and_no_others(monkeypatch):
         said = np.frombuffer(json.dumps(f"{attempt} {task}").encode(), np.uint8)
         header = {"do": "meet", "attempt": attempt, "task": task, "seconds": seconds}
         answer, arrays = training.answer(header, [said])
-        return json.loads(arrays[0].tobytes()) if answer["met"] else None
+        return json.loads(arrays[0].tobytes()) if answer["done"] else None
 
     training = distributor._Training(3)
     assert [ask("first", 1), ask("first", 2), ask("second", 0), ask("first", 1)] == 4 * [None]
@@ -229,6 +284,7 @@ class OfTwo(Exception):
         (functools.partial(fails_with, KeyError, "k"), KeyError, "k"),
         (functools.partial(fails_with, SystemExit, 3), RuntimeError, r"by SystemExit\(3\)"),
         (functools.partial(fails_with, KeyboardInterrupt), RuntimeError, "by KeyboardInterrupt"),
+        (functools.partial(fails_with, GeneratorExit), RuntimeError, "by GeneratorExit"),
     ],
 )
 def test_what_train_gives_travels_or_is_named(train, kind, words):
@@ -236,6 +292,12 @@ def test_what_train_gives_travels_or_is_named(train, kind, words):
     payload = pickle.dumps((train, (), []))
     with pytest.raises(kind, match=words):
         distributor._result(chief.outcome_of(payload, []))
+
+
+def test_a_train_of_a_module_that_executors_lack_is_named():
+    """At once, and not as a lost task, after as many attempts as a stage has."""
+    with pytest.raises(RuntimeError, match=r"ModuleNotFoundError: .*only_here.*addPyFile"):
+        distributor._result(chief.outcome_of(b"conly_here\nf\n.", []))  # a pickle of only_here.f
 
 
 def test_a_train_that_ends_its_process_is_no_lost_task(spark):

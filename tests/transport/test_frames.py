@@ -178,6 +178,46 @@ def test_a_task_that_waits_for_its_answer_is_not_let_go_of(monkeypatch):
     assert ended == b""
 
 
+def test_an_array_of_no_elements_travels_alone(server):
+    (found,) = frames.ask(server.address, server.token, {"do": "echo"}, [np.zeros((0, 3))]).arrays
+    assert (found.shape, found.dtype) == ((0, 3), np.dtype("<f8"))
+
+
+def test_it_is_asked_again_past_connections_that_fail_until_it_is_done(monkeypatch):
+    """The first connection is ended, as a flood of strangers may do; the next answer is: later."""
+    monkeypatch.setattr(frames, "AGAIN_SECONDS", 0.0)
+    made, said = [], []
+
+    def answer(header, arrays):
+        said.append(header["seconds"])
+        return {"done": len(said) == 2}, arrays
+
+    def create_connection(address, timeout):
+        connection = create(address, timeout=timeout)
+        made.append(connection)
+        if len(made) == 1:
+            connection.shutdown(socket.SHUT_RDWR)
+        return connection
+
+    create = socket.create_connection
+    with Server("127.0.0.1", answer) as server:
+        monkeypatch.setattr(socket, "create_connection", create_connection)
+        asked = {"do": "echo"}
+        last = frames.ask_until_done(server.address, server.token, asked, [np.ones(2)], seconds=7.0)
+    assert last.arrays[0].tolist() == [1.0, 1.0]
+    assert (len(made), said) == (3, [7.0, 7.0])
+
+
+def test_a_driver_that_is_gone_is_asked_no_more(monkeypatch):
+    """One try, and others for as long as connections may fail."""
+    monkeypatch.setattr(frames, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(frames, "SILENT_SECONDS", 0.01)
+    with Server("127.0.0.1", None) as server:
+        address = server.address
+    with pytest.raises(ConnectionRefusedError):
+        frames.ask_until_done(address, server.token, {"do": "echo"})
+
+
 def test_who_says_nothing_is_let_go_of():
     one, other = socket.socketpair()
     with one, other, pytest.raises(TimeoutError):

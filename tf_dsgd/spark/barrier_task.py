@@ -30,10 +30,8 @@ from tf_dsgd.transport import frames
 
 LOOK_SECONDS = 0.2
 STOP_SECONDS = 5.0
-ASK_SECONDS = 10.0
-"""After which the driver answers that training is not over."""
-SILENT_SECONDS = 60.0
-"""After which a driver that no connection reaches counts as gone."""
+LEAVE_SECONDS = 30.0
+"""For a chief's process to end once it has written what `train` returned."""
 LAST_BYTES = 4000
 """Of what a process wrote, in the error that its end is."""
 PARENT_FD = "TF_DSGD_PARENT_FD"  # as in tf_dsgd.resuming, which a task need not import
@@ -124,32 +122,9 @@ def meet(cluster: Cluster, attempt: str, task: int, mine: dict[str, Any]) -> lis
     """
     asked = {"do": "meet", "attempt": attempt, "task": task}
     text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
-    answer = ask_until("met", cluster, asked, [text])
+    answer = frames.ask_until_done(cluster.driver, cluster.token, asked, [text])
     found: list[dict[str, Any]] = json.loads(answer.arrays[0].tobytes())
     return found
-
-
-def ask_until(
-    done: str, cluster: Cluster, asked: dict[str, Any], arrays: list[np.ndarray]
-) -> frames.Message:
-    """Asks the driver until its answer says that this is done; one may take `ASK_SECONDS`.
-
-    Raises:
-        OSError: if no connection has reached the driver for `SILENT_SECONDS`.
-    """
-    answered = time.monotonic()
-    while True:
-        try:
-            header = {**asked, "seconds": ASK_SECONDS}
-            answer = frames.ask(cluster.driver, cluster.token, header, arrays)
-        except OSError:  # one connection that failed is no end of the driver
-            if time.monotonic() - answered > SILENT_SECONDS:
-                raise
-            time.sleep(LOOK_SECONDS)
-        else:
-            if answer.header[done]:
-                return answer
-            answered = time.monotonic()
 
 
 def run_process(
@@ -185,13 +160,15 @@ def run_process(
         if job != "chief":
             child.watch_until(Waiting(cluster, attempt))
             return
-        for lines in child.lines():
+        for number, lines in enumerate(child.lines(outcome)):
+            asked = {"do": "log", "attempt": attempt, "number": number}
             data = np.frombuffer(lines, np.uint8)
-            frames.ask(cluster.driver, cluster.token, {"do": "log"}, [data])
+            frames.ask_until_done(cluster.driver, cluster.token, asked, [data])
         code = child.process.wait(timeout=STOP_SECONDS)
         if not os.path.exists(outcome) and (cluster.payload or code):
             raise RuntimeError(f"The chief of the training has ended with code {code}.{child.last}")
-        frames.ask(cluster.driver, cluster.token, {"do": "end", "attempt": attempt})
+        asked = {"do": "end", "attempt": attempt}
+        frames.ask_until_done(cluster.driver, cluster.token, asked)
         if cluster.payload:
             with open(outcome, "rb") as file:
                 yield file.read()
@@ -208,9 +185,28 @@ class Waiting(threading.Thread):
 
     def run(self) -> None:
         try:
-            ask_until("ended", self._cluster, {"do": "wait", "attempt": self._attempt}, [])
+            asked = {"do": "wait", "attempt": self._attempt}
+            frames.ask_until_done(self._cluster.driver, self._cluster.token, asked)
         except Exception as error:  # raised where the process is watched
             self.error = error
+
+
+class Leaving:
+    """Whether a process has ended; one that stays `LEAVE_SECONDS` after its outcome is ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], outcome: str | None):
+        self._process, self._outcome = process, outcome
+        self._since: float | None = None
+
+    def has_ended(self) -> bool:
+        """Looks now."""
+        if self._process.poll() is not None:
+            return True
+        if self._since is None and self._outcome and os.path.exists(self._outcome):
+            self._since = time.monotonic()
+        if self._since is not None and time.monotonic() - self._since > LEAVE_SECONDS:
+            self._process.kill()
+        return False
 
 
 class Child:
@@ -254,14 +250,17 @@ class Child:
         text = self._written[-LAST_BYTES:].decode(errors="replace").strip()
         return f" Its last words:\n{text}" if text else ""
 
-    def lines(self) -> Iterator[bytes]:
+    def lines(self, outcome: str | None = None) -> Iterator[bytes]:
         """What it writes, as it comes, until it ends.
 
         Others that it left may write on. It may also write elsewhere: what is read ends before it.
+        Once a file `outcome` is there it has `LEAVE_SECONDS` more, then it is ended: threads that
+        `train` has left would keep it for ever.
         """
         pipe: IO[bytes] | None = self.process.stdout
+        left = Leaving(self.process, outcome)
         while pipe is not None:
-            ended = self.process.poll() is not None
+            ended = left.has_ended()
             readable, _, _ = select.select([pipe], [], [], 0.0 if ended else LOOK_SECONDS)
             if readable:
                 part = os.read(pipe.fileno(), 1 << 16)
@@ -273,7 +272,7 @@ class Child:
                 break
         if pipe is not None:
             pipe.close()
-        while self.process.poll() is None:
+        while not left.has_ended():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=LOOK_SECONDS)
 

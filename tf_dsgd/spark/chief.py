@@ -32,17 +32,26 @@ def place(arguments: Sequence[Any], keys: Sequence[str], places: Sequence[Any]) 
 
 def outcome_of(payload: bytes, places: Sequence[Any]) -> bytes | None:
     """What `train` returned or raised, pickled; None of a lost task, which ends the stage."""
-    train, arguments, keys = pickle.loads(payload)
+    try:
+        train, arguments, keys = pickle.loads(payload)
+    except Exception as error:  # unpickling runs the code of any class, and imports modules
+        return _failed(
+            RuntimeError(
+                f"train and its arguments cannot be read in the chief: {type(error).__name__}: "
+                f"{error}. Executors must have the modules that these come from: install them "
+                "there, or give them by spark.sparkContext.addPyFile."
+            )
+        )
     place(arguments, keys, places)
     try:
         found = train(*arguments)
-    except (SystemExit, KeyboardInterrupt) as error:  # which would end the driver, too
-        return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     except Exception as error:
         traceback.print_exc()
         if ENDS_TRAINING in getattr(error, "__notes__", ()):
             return None
         return _failed(error)
+    except BaseException as error:  # SystemExit and its like would end the driver, too
+        return _failed(RuntimeError(f"train has ended itself, by {error!r}."))
     try:
         return bytes(cloudpickle.dumps((True, found)))
     except Exception as error:  # pickling runs the code of any class

@@ -36,7 +36,8 @@ class Counts:
     updates: int
     """Updates that `descent` was given."""
     again: int
-    """Updates that came a second time, from a task that Spark ran again, and were not applied."""
+    """Updates that came a second time, and were not applied: of a task that Spark ran again, or
+    whose connection failed."""
     empty: int
     """Partitions without rows, which send nothing."""
     staleness: tuple[int, ...]
@@ -106,6 +107,8 @@ class DeepDist:
         self._descent: Callable[[Any, Any], Any] | None = None
         self._error: BaseException | None = None
         self._server: Server | None = None
+        self._training = threading.Lock()
+        """Held while `train` is at work."""
 
     def __enter__(self) -> DeepDist:
         if self._server is not None:
@@ -146,7 +149,7 @@ class DeepDist:
             Counts.
 
         Raises:
-            RuntimeError: outside of `with`.
+            RuntimeError: outside of `with`; if another `train` of this DeepDist is at work.
             ValueError: if the RDD has no partitions.
             TypeError: if `descent` leaves something else than the model's arrays, or if others
                 changed it since.
@@ -170,6 +173,23 @@ class DeepDist:
                 "The RDD has no partitions, so there is nothing to train on. Give one that has: "
                 "spark.sparkContext.parallelize(data, 8)."
             )
+        if not self._training.acquire(blocking=False):
+            raise RuntimeError(
+                "This DeepDist is training already, in descent or in another thread. Let that end "
+                "first, or make another DeepDist, with a model of its own."
+            )
+        try:
+            return self._train(rows, gradient, descent, epochs)
+        finally:
+            self._training.release()
+
+    def _train(
+        self,
+        rows: Any,
+        gradient: Callable[[Any, Iterator[Any]], Any],
+        descent: Callable[[Any, Any], Any],
+        epochs: int,
+    ) -> Counts:
         self._begin(descent)
         try:
             for epoch in range(epochs):
@@ -224,12 +244,16 @@ class DeepDist:
     def _answer(
         self, header: dict[str, Any], arrays: list[np.ndarray]
     ) -> tuple[dict[str, Any], Sequence[np.ndarray]]:
-        with self._mutex:
+        if not self._mutex.acquire(timeout=header["seconds"]):
+            return {"done": False}, ()
+        try:
             if header.get("job") != self._job:
                 raise RuntimeError("This task's training has ended in the driver.")
             if header["do"] == "fetch":
-                return {"version": self._version}, self._current()
-            return {"counted": self._apply(header, arrays)}, ()
+                return {"done": True, "version": self._version}, self._current()
+            return {"done": True, "counted": self._apply(header, arrays)}, ()
+        finally:
+            self._mutex.release()
 
     def _current(self) -> list[np.ndarray]:
         """The model's arrays, as copies that stay as they are; made once between two updates."""
@@ -268,6 +292,13 @@ def _checked(model: Any) -> Callable[[], list[np.ndarray]]:
                 f"The Keras model {model.name!r} has no weights yet. Give its first layer a "
                 "keras.Input, or call model.build."
             )
+        for weight in model.weights:
+            if np.asarray(weight.numpy()).dtype.kind not in "biufc":
+                raise TypeError(
+                    f"The Keras model's {weight.path!r} is of {weight.dtype}, which is none of "
+                    "NumPy's own types and does not travel. Make it of float32, as with the policy "
+                    'keras.DTypePolicy("mixed_bfloat16").'
+                )
         return lambda: [np.asarray(weight) for weight in model.get_weights()]
     if not isinstance(model, MutableMapping) or not model:
         raise TypeError(

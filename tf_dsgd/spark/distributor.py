@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import contextlib
 import json
@@ -199,14 +200,14 @@ class _Training:
         """When all tasks were first there, and not of one attempt."""
         self._ended: set[str] = set()
         self._closed = False
+        self._log = _Log()
 
     def answer(
         self, header: dict[str, Any], arrays: list[np.ndarray]
     ) -> tuple[dict[str, Any], list[Any]]:
         """The server's answer."""
         if header["do"] == "log":
-            _write(arrays[0].tobytes().decode(errors="replace"))
-            return {}, []
+            return {"done": self._log.add(header, arrays[0].tobytes())}, []
         if header["do"] == "meet":
             return self._meet(header, json.loads(arrays[0].tobytes()))
         with self._changed:
@@ -215,7 +216,7 @@ class _Training:
                 self._changed.notify_all()
             else:
                 self._wait(lambda: header["attempt"] in self._ended, header)
-            return {"ended": header["attempt"] in self._ended}, []
+            return {"done": header["attempt"] in self._ended}, []
 
     def _meet(self, header: dict[str, Any], said: Any) -> tuple[dict[str, Any], list[Any]]:
         with self._changed:
@@ -226,9 +227,9 @@ class _Training:
             self._wait(lambda: len(come) == self._count, header)
             if len(come) < self._count:
                 self._check_attempts(header["seconds"])
-                return {"met": False}, []
+                return {"done": False}, []
             everybody = json.dumps([come[task] for task in range(self._count)]).encode()
-        return {"met": True}, [np.frombuffer(everybody, np.uint8)]
+        return {"done": True}, [np.frombuffer(everybody, np.uint8)]
 
     def _check_attempts(self, seconds: float) -> None:
         """Tasks that all ask and do not meet would wait without end.
@@ -258,10 +259,45 @@ class _Training:
             self._changed.notify_all()
 
 
+class _Log:
+    """Shows what the chief writes: each piece once, in their order, and no character in halves."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        """Of each attempt: it keeps the begin of a character whose end is in the next piece."""
+        self._shown: dict[str, int] = {}
+        """The number of the last piece of each attempt."""
+
+    def add(self, header: dict[str, Any], piece: bytes) -> bool:
+        """Whether the piece is shown; if not, whoever reads the driver's output is at another."""
+        attempt, number = header["attempt"], header["number"]
+        if not self._mutex.acquire(timeout=header["seconds"]):
+            return False
+        try:
+            if number > self._shown.get(attempt, -1):
+                decoder = self._decoders.setdefault(attempt, _utf8("replace"))
+                _write(decoder.decode(piece))
+                self._shown[attempt] = number
+        finally:
+            self._mutex.release()
+        return True
+
+
+_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
 def _write(text: str) -> None:
-    with contextlib.suppress(OSError, UnicodeError):  # that it cannot be shown ends no training
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    """Shows it, as far as it can be shown: that it cannot ends no training."""
+    there = sys.stdout
+    if there is None:  # Python's own for a process without any
+        return
+    with contextlib.suppress(OSError, ValueError):  # as of one that is closed
+        try:
+            there.write(text)
+        except UnicodeEncodeError as error:
+            there.write(text.encode(error.encoding, "replace").decode(error.encoding))
+        there.flush()
 
 
 def _result(outcome: bytes) -> Any:

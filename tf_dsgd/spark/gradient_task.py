@@ -11,6 +11,9 @@ import numpy as np
 
 from tf_dsgd.transport import frames
 
+LATER_SECONDS = 100.0
+"""After which the driver says that it still is at other updates. These are sent again then."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -39,7 +42,8 @@ def work(
         if not first:
             return
         base = {"job": job.number, "epoch": job.epoch, "partition": partition}
-        fetched = frames.ask(job.address, job.token, {"do": "fetch", **base})
+        fetch = {"do": "fetch", **base}
+        fetched = frames.ask_until_done(job.address, job.token, fetch, seconds=LATER_SECONDS)
         model = model_of(job, fetched.arrays)
         try:
             update = gradient(model, itertools.chain(first, rows))
@@ -55,8 +59,8 @@ def work(
                 f"{job.most_bytes}. Give it a larger most_update_bytes, or a smaller model."
             )
         stage = TaskContext.get().stageId()
-        header = {"do": "update", **base, "stage": stage, "form": form}
-        frames.ask(job.address, job.token, header | fetched.header, arrays)
+        header = fetched.header | {"do": "update", **base, "stage": stage, "form": form}
+        frames.ask_until_done(job.address, job.token, header, arrays, seconds=LATER_SECONDS)
         yield partition
 
     return run

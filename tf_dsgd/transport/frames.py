@@ -12,8 +12,8 @@ The MACs are HMAC-SHA256 under a token that Spark hands to the tasks with their 
 itself is not sent. That of an answer holds the request's, so an answer to one request is none to
 another. Nothing is read of a header whose MAC is wrong, and no body is waited for: who has neither
 the token nor a message can have the driver read 1 MB and wait for some seconds. Nothing is
-encrypted, and who reads the wire can send a message again: answers to it are those to the first,
-an update counts once, and a line of the log appears twice. Arrays are of numbers; no pickle is read
+encrypted, and who reads the wire can send a message again, as does a task whose connection failed:
+an update counts once, and a piece of the log appears once. Arrays are of numbers; no pickle is read
 or written.
 
 Tasks get this module's functions by value, so it imports the standard library and NumPy alone:
@@ -42,6 +42,12 @@ MOST_HEADER_BYTES = 1 << 20
 MOST_BODY_BYTES = 1 << 30
 HEADER_SECONDS = 10.0  # for whoever has not shown yet that the token is known
 BODY_SECONDS = 300.0
+LATER_SECONDS = 10.0
+"""After which a driver that cannot do yet what it is asked for says so."""
+SILENT_SECONDS = 60.0
+"""After which a driver that no connection reaches counts as gone."""
+AGAIN_SECONDS = 0.2
+"""Between a connection that failed and the next one."""
 _ANY_BYTES = 1 << 62  # of an answer: the model, however large
 
 _PREFIX = ">4sIQ"  # struct's; a Struct could not travel to tasks
@@ -49,7 +55,7 @@ _PREFIX_BYTES = struct.calcsize(_PREFIX)
 _MAC_BYTES = 32
 _KINDS = "biufc"  # of NumPy's dtypes: truth values and numbers
 _NAME = re.compile(f"[<|][{_KINDS}][0-9]{{1,2}}", re.ASCII)
-_MOST_AXES = 32
+_MOST_AXES = 64  # NumPy's own limit
 _AT_ONCE = 1 << 20
 
 
@@ -177,7 +183,7 @@ def _arrays(shapes: list[Any], body: bytes) -> list[np.ndarray]:
     """The arrays that the header states; each a copy, which may be changed."""
     found, start = [], 0
     for name, shape in shapes:
-        sizes = [size for size in shape if type(size) is int and 0 <= size <= len(body)]
+        sizes = [size for size in shape if type(size) is int and 0 <= size <= _ANY_BYTES]
         if not _NAME.fullmatch(name) or len(sizes) != len(shape) or len(shape) > _MOST_AXES:
             raise ValueError("no array of numbers")
         dtype = np.dtype(name)
@@ -222,3 +228,46 @@ def ask(
     if "error" in answer.header:
         raise RuntimeError(answer.header["error"])
     return answer
+
+
+def ask_until_done(
+    address: tuple[str, int],
+    secret: bytes,
+    header: dict[str, Any],
+    arrays: Sequence[np.ndarray] = (),
+    *,
+    seconds: float = LATER_SECONDS,
+) -> Message:
+    """Asks the driver again until its answer's "done" is true, and past connections that fail.
+
+    A connection may fail where the driver is well: a stranger's flood may have it end any whose
+    side has not shown the token yet. So what is asked for must be one thing if it comes twice.
+
+    Args:
+        address: host and port.
+        secret: the token.
+        header: with "do", what is asked for.
+        arrays: that travel with it.
+        seconds: for how long the driver may wait before it answers that it is not done.
+
+    Returns:
+        The last answer.
+
+    Raises:
+        OSError: if connections have failed for `SILENT_SECONDS`, and none did not.
+        BadFrameError, RuntimeError: as `ask`.
+    """
+    failed_since = None
+    while True:
+        try:
+            answer = ask(address, secret, {**header, "seconds": seconds}, arrays)
+        except OSError:
+            now = time.monotonic()
+            failed_since = now if failed_since is None else failed_since
+            if now - failed_since > SILENT_SECONDS:
+                raise
+            time.sleep(AGAIN_SECONDS)
+        else:
+            if answer.header["done"]:
+                return answer
+            failed_since = None
