@@ -38,7 +38,7 @@ def ours(spec: task.Spec) -> dict:
         push_every=spec.period,
         fetch_every=spec.period,
         sparse="lazy" if spec.optimizer == "adam" else "dense",
-        placement={"(users|items)/.*": tf_dsgd.Rows()} if spec.kind == "split" else None,
+        placement=None if spec.kind == "unsplit" else {"(users|items)/.*": tf_dsgd.Rows()},
     )
     with strategy.scope():
         model = task.build_model(keras, spec)
@@ -52,6 +52,21 @@ def ours(spec: task.Spec) -> dict:
     fit(keras, model, spec, meter, Steps())
     staleness = strategy.staleness()
     return {**meter.result(steps[-1] - steps[0]), "staleness_mean": staleness.mean}
+
+
+def unread(spec: task.Spec) -> dict:
+    """As `split`, but a step gets constants, and no row is read for it (prefetch.py)."""
+    import tensorflow as tf
+
+    from tf_dsgd.strategies.rows import lookups
+
+    def constants(table, flat):
+        named, place = tf.unique(flat)
+        shape = tf.stack([tf.size(named), task.WIDTH])
+        return tf.gather(tf.fill(shape, tf.constant(0.05, table.dtype)), place)
+
+    lookups._gathered = constants  # noqa: SLF001
+    return ours(spec)
 
 
 def plain(spec: task.Spec) -> dict:
@@ -168,6 +183,7 @@ def parameter_server(spec: task.Spec) -> dict:
 KINDS = {
     "split": ours,
     "unsplit": ours,
+    "unread": unread,
     "plain": plain,
     "bare": bare,
     "parameter_server": parameter_server,

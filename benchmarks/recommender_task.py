@@ -27,7 +27,7 @@ class Spec:
     """What to run."""
 
     kind: str = "split"
-    """`split`, `unsplit`: ours; `plain`: Keras's `fit`; `bare`: TensorFlow alone;
+    """`split`, `unsplit`, `unread`: ours; `plain`: Keras's `fit`; `bare`: TensorFlow alone;
     `parameter_server`: tf_keras."""
     optimizer: str = "adagrad"
     rows: int = 10_000

@@ -123,6 +123,8 @@ class ExchangeRule:
 
     push_every: int = 1
     fetch_every: int = 1
+    in_turn = False
+    """Whether workers take and send in turn, as `engine/turns.py` says; not on a `TFCluster`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -16,6 +16,7 @@ class Rule:
     fetch_every: int = 1
     bound: int | None = None
     warm_start: int = 0
+    in_turn: bool = False
 
     @property
     def bounds_staleness(self):

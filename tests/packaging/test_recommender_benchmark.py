@@ -105,3 +105,32 @@ def test_the_limit_updates_as_keras_does(benchmarks, name):
     np.testing.assert_allclose(dense.value, expected, rtol=1e-5)
     np.testing.assert_allclose(rows.value.numpy()[[4, 1]], expected.numpy()[[4, 1]], rtol=1e-5)
     np.testing.assert_array_equal(rows.value.numpy()[[0, 2, 3, 5]], first[[0, 2, 3, 5]])
+
+
+def test_what_a_prefetch_could_gain_is_a_ratio_of_one_repetition(benchmarks):
+    import prefetch
+
+    def outcome(speed, seconds):
+        cpu = {"chief": seconds / 4, "workers": 3 * seconds / 4}
+        return {"examples_per_second": speed, "cpu_seconds": cpu, "steps": 100}
+
+    result = {
+        "group": "cluster",
+        "rows": 1_000_000,
+        "period": 20,
+        "read": [outcome(100.0, 1.0), outcome(50.0, 2.0)],
+        "unread": [outcome(120.0, 0.5), outcome(50.0, 1.5)],
+    }
+    line = prefetch.report([result]).splitlines()[-1]
+    speeds = "75 | 1.10 (1.00-1.20) | 15.00 (10.00-20.00) | 0.62 (0.50-0.75) |"
+    assert line == f"| cluster | 1,000,000 | 20 | {speeds}"
+
+
+@pytest.mark.slow
+def test_rows_for_nothing_are_not_read(benchmarks):
+    output = run_benchmark(
+        "prefetch.py",
+        *("--groups", "local", "--periods", "20", "--rows", "1000", "--repetitions", "1"),
+        *("--steps", "40", "--seconds", "0.1"),
+    )
+    assert "| local | 1,000 | 20 |" in output

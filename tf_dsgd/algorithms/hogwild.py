@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from tf_dsgd import algorithm
-from tf_dsgd.algorithms.downpour import AccrueGradient
+from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +54,20 @@ class AddUnderLocksOfRows(AddInPlace):
 
         shard.holding_rows(message.tensors, update)
         return True
+
+
+@dataclasses.dataclass(frozen=True)
+class InTurn(Periods):
+    """The paper's round-robin, as Langford, Smola, Zinkevich (Slow Learners are Fast, NIPS 2009).
+
+    Worker k mod n has mini-batch k, and updates come in the order of k.
+    """
+
+    in_turn = True
+
+
+@dataclasses.dataclass(frozen=True)
+class AddInTurn(AddInPlace):
+    """One update by the compiled optimizer, while no other message's is made."""
+
+    lock_free = "One worker updates at a time, each in its turn; weights are read meanwhile."

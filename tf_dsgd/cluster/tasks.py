@@ -141,6 +141,11 @@ class TFCluster(Cluster):
         return self._connection.host_device
 
     def make_engine(self, exchange: ExchangeRule) -> Engine:
+        if exchange.in_turn:
+            raise ValueError(
+                f"{type(exchange).__name__} has workers send in turn, for which tasks of a "
+                "cluster do not wait. Use tf_dsgd.LocalCluster or tf_dsgd.SimulatedCluster."
+            )
         overlaps = exchange.push_every < exchange.fetch_every
         rounds = remote.RemoteRounds(self._connection, self._worker_timeout, overlaps)
         store = rounds.members.store

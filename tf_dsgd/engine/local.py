@@ -111,8 +111,7 @@ class LocalRounds(Rounds):
 
     def _work(self, task: Task, program: Program, steps: int) -> None:
         recorder = self.engine.recorder
-        queue = self.engine.stream.queue if recorder is None else recorder.queues.of(task.index)
-        program.work[task.index](steps_tensor(steps), queue)
+        program.work[task.index](steps_tensor(steps), self.engine.queue(task))
         program.running.begin()
         if recorder is not None:
             recorder.stepped(task.index, steps)
@@ -129,6 +128,7 @@ class LocalRounds(Rounds):
         """Sends; fetches in the same call if the next round has begun and wants that."""
         engine, m = self.engine, task.index
         watch, pushed = engine.watches[m], None
+        engine.await_turn(task)
         with self._lock:
             watch.enter("push")
             if following and task.fetch_next:

@@ -8,9 +8,10 @@ has threads holds one lock around every call; seconds are passed in.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tf_dsgd.engine.turns import sends_next, takes_next
 from tf_dsgd.engine.work import ANY_NUMBER, Exchange, Loss, Next, Source, What, portion
 from tf_dsgd.membership.lease import Lease, LeaseState
 from tf_dsgd.membership.task import Task, TaskState
@@ -59,7 +60,7 @@ class Scheduler:
         self.unused = [0] * len(self.tasks)
         """Numbers under which a worker sent nothing, since its message went in another's name."""
         self.worked = False
-        """Whether anything was taken since shards last used all that they had collected."""
+        """Whether anything was taken since shards last used what they collected."""
         self._away = [task.index for task in self.tasks if not task.is_present]
         """Workers that are not there, in order."""
         self._not_joined = [t for t in self.tasks if not exchange.may_join(t.index, 0)]
@@ -94,10 +95,7 @@ class Scheduler:
         return self.source.limit(task.index, self.others())
 
     def others(self) -> list[int]:
-        """Workers with whose pipelines anybody goes on.
-
-        Those that are lost, or do not take part yet, and those that are not waited for now.
-        """
+        """With whose pipelines anybody goes on: of workers that are away, or not waited for."""
         away = [task.index for task in self.tasks if not self.joined(task)]
         return away + [t.index for t in self.tasks if self.joined(t) and not self.is_awaited(t)]
 
@@ -109,19 +107,29 @@ class Scheduler:
         """Whether a worker may begin a round; with `sending`, once its message was sent."""
         if not self.joined(task):
             return False
+        if self.exchange.in_turn and not takes_next(task, self.working(task)):
+            return False
         if not self.exchange.bounds_staleness:
             return True
         # Whom to wait for takes a look at every worker.
         may_start, clock = self.exchange.may_start, task.clock + sending
         return may_start(clock, 0) or may_start(clock, self.slowest(clock, but=task))
 
+    def may_send(self, task: Task) -> bool:
+        """Whether nobody whose turn it is comes before this worker's message."""
+        return not self.exchange.in_turn or sends_next(task, self.working(task))
+
+    def working(self, but: Task | None) -> Iterator[Task]:
+        """The others that have, or may get, work."""
+        more = bool(self.available) or not self.draining
+        for task in self.present:
+            able = task.leases or (more and self.joined(task) and self.is_awaited(task))
+            if task is not but and able and (task.leases or self.limit(task) > 0):
+                yield task
+
     def slowest(self, *clocks: int, but: Task | None = None) -> int:
         """The least of `clocks` and those of workers that have, or may get, work."""
-        more = bool(self.available) or not self.draining
-        others = (t for t in self.present if t is not but)
-        may = (t for t in others if t.leases or (more and self.joined(t) and self.is_awaited(t)))
-        working = (t for t in may if t.leases or self.limit(t) > 0)
-        return min([*clocks, *(t.clock for t in working)], default=0)
+        return min([*clocks, *(t.clock for t in self.working(but))], default=0)
 
     def round_steps(self, task: Task) -> int:
         """How many mini-batches a worker takes now; 0 if it should wait for more."""
@@ -185,10 +193,10 @@ class Scheduler:
         if orphan is not None:
             self._run(task, orphan)
             return Next(What.COMPLETE, lease=orphan)
-        straggling = None if now is None else self._straggling_for(task, now)
-        if straggling is not None:
-            self._run(task, straggling)
-            return Next(What.BACK_UP, lease=straggling)
+        due = self.backup_due(task) if self._waits_for_others(task) else None
+        if now is not None and due is not None and due[0] <= now:
+            self._run(task, due[1])
+            return Next(What.BACK_UP, lease=due[1])
         return None
 
     def _run(self, task: Task, lease: Lease) -> None:
@@ -201,11 +209,9 @@ class Scheduler:
 
         With `sending` the round begins when the message that is due was sent.
         """
-        if self.stopped or task.state is TaskState.SILENT:
-            return 0
-        if not self.may_begin(task, sending=sending):
-            return 0
-        steps = self.round_steps(task)
+        none = self.stopped or task.state is TaskState.SILENT
+        none = none or not self.may_begin(task, sending=sending)
+        steps = 0 if none else self.round_steps(task)
         if steps:
             self.taken(task, steps)
         return steps
@@ -220,8 +226,7 @@ class Scheduler:
         task.step += steps
         task.waits_since = None
         if task.open is None:
-            number = task.number + len(task.leases) + 1
-            task.open = Lease(task.index, task.incarnation, number)
+            task.open = Lease(task.index, task.incarnation, task.number + len(task.leases) + 1)
         task.open.steps += steps
         if self.source is not None:
             task.open.parts.append(self.source.draw(task.index, steps, others))
@@ -302,11 +307,6 @@ class Scheduler:
             return False
         nothing_comes = self.draining and not self.available
         return nothing_comes or not (self.may_begin(task) and self.limit(task))
-
-    def _straggling_for(self, task: Task, now: float) -> Lease | None:
-        """A lease for which this worker has waited so long that it computes it, too."""
-        due = self.backup_due(task) if self._waits_for_others(task) else None
-        return None if due is None or now < due[0] else due[1]
 
     def backup_due(self, task: Task) -> tuple[float, Lease] | None:
         """When a worker that waits runs a straggler's lease: that which was begun first.

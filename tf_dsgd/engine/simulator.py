@@ -7,9 +7,8 @@ One worker's round, from time t, with network time L and compute time C per mini
     t + L + n C          sends, if a push is due
     t + L + n C + L      the shard applies the message; the next round begins
 
-A round without a fetch saves the first L, one without a push the last. Turns at the same instant
-run in the order in which they were put on the clock; a drain brings all workers to one instant,
-from which they go on in the order of their numbers.
+A round without a fetch saves the first L, one without a push the last. A drain brings all workers
+to one instant, from which they go on in the order of their numbers.
 
 Who does what next, and who takes over a lost worker's work, is the scheduler's as on a cluster.
 """
@@ -122,7 +121,7 @@ class SimulatorEngine(Engine):
                 self.turns.put(time, task)
 
     def quiesce(self) -> None:
-        for turn in sorted(self.turns.turns):
+        for turn in self.turns.under_way():
             self._refuse(turn.task, turn.message)
         self.turns.turns = []
         self._idle = list(self.scheduler.present)
@@ -197,9 +196,9 @@ class SimulatorEngine(Engine):
                         break
                     let_interrupts_through()
                 left = self.scheduler.draining and self.scheduler.available
-                if left and not self.turns.turns and not self.turns.events:
-                    if self.scheduler.present:
-                        raise self.nobody_begins()
+                nothing_comes = not self.turns.turns and not self.turns.events
+                if left and nothing_comes and self.scheduler.present:
+                    raise self.nobody_begins()
         except BaseException as error:
             if task is not None:
                 error.add_note(f"Raised on worker {task.index}.")
@@ -209,7 +208,7 @@ class SimulatorEngine(Engine):
     def _give_up(self, failed: int | None) -> None:
         """After an error: what is under way arrives, and what is left is dropped."""
         self.take_in()
-        for turn in sorted(self.turns.turns):
+        for turn in self.turns.under_way():
             if turn.lease is not None:
                 self.deliver(turn.message)
                 self.scheduler.counted(turn.task, turn.lease, self.now)
@@ -245,8 +244,7 @@ class SimulatorEngine(Engine):
             return True
         task = turn.task
         if turn.lease is not None:
-            self.turns.take_turn()
-            self._arrive(turn)
+            self._arrive(self.turns.take_turn())
             return True
         scheduler.ends(task)
         other = scheduler.for_others(task, None)
@@ -297,6 +295,7 @@ class SimulatorEngine(Engine):
         for task in sorted(self._blocked, key=lambda t: t.index):
             self.turns.put(self.now, task)
         self._blocked = []
+        self.turns.release()
 
     def _round(self, task: Task, steps: int) -> None:
         fault = None if self._faults is None else self._faults.due(task, steps)
@@ -306,6 +305,8 @@ class SimulatorEngine(Engine):
             return
         m, fetches, exchange = task.index, task.fetch_next, self.scheduler.exchange
         lease = self.scheduler.taken(task, steps)
+        if exchange.in_turn:
+            self.wake()
         self.scheduler.begins(task, self.now)
         queue = self._batches(lease, steps)
         task.fetch_next = exchange.fetch_due(task.step)
@@ -402,6 +403,9 @@ class SimulatorEngine(Engine):
 
     def _arrive(self, turn: Turn) -> None:
         task, lease, message = turn.task, turn.lease, turn.message
+        if lease in task.leases and not self.scheduler.may_send(task):
+            self.turns.hold(turn)
+            return
         self.take_in()
         if self._faults is not None and self._faults.cuts_off(turn):
             return

@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tf_dsgd._tf_errors import in_short
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
+from tf_dsgd.engine.schedule import BatchQueues
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import Store
@@ -131,6 +133,8 @@ class ThreadsEngine(Engine):
         """Since when, in this wait of the main thread, all have waited, and where they stood."""
         self._error: tuple[int | None, BaseException] | None = None
         self._threads: dict[int, threading.Thread] = {}
+        self._own_queues = BatchQueues(store.num_workers)
+        """Of workers that take turns: no other gets what one has taken."""
         self.rounds = rounds
         rounds.engine = self
         atexit.register(_close, weakref.ref(self))
@@ -194,7 +198,8 @@ class ThreadsEngine(Engine):
             portion = scheduler.portion(most)
             if scheduler.available % portion == 0:  # enough for one more worker to begin
                 self.start_threads()
-                if exchange.bounds_staleness or stream.pipelines is not None:
+                waits = exchange.bounds_staleness or exchange.in_turn
+                if waits or stream.pipelines is not None:
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
@@ -300,6 +305,7 @@ class ThreadsEngine(Engine):
         (failed, error), self._error = self._error, None
         try:
             self.rounds.discarded()
+            self._own_queues = BatchQueues(self.num_workers)
             self._discard(failed)
         finally:
             self.scheduler.stopped = False
@@ -325,7 +331,8 @@ class ThreadsEngine(Engine):
     def stepped_on(self) -> None:
         """After a worker took batches or sent: those look again to whom it makes a difference."""
         self.changed.notify_all()
-        if self.scheduler.exchange.bounds_staleness or self.scheduler.draining:
+        exchange = self.scheduler.exchange
+        if exchange.bounds_staleness or exchange.in_turn or self.scheduler.draining:
             self._idle.notify_all()
 
     # -- a worker's thread ------------------------------------------------------------------
@@ -389,10 +396,30 @@ class ThreadsEngine(Engine):
 
     def took(self, task: Task, steps: int) -> None:
         """A worker has taken mini-batches. Under the lock."""
-        if steps and self.recorder is not None:
+        if not steps:
+            return
+        if self.recorder is not None:
             self.recorder.take(task.index, steps, self._stream.queue)
-        if steps:
-            self.stepped_on()
+        elif self.scheduler.exchange.in_turn:
+            for _ in range(steps):
+                self._own_queues.move(self._stream.queue, task.index)
+        self.stepped_on()
+
+    def queue(self, task: Task) -> tf.Tensor:
+        """Where a worker takes the mini-batches from that it has taken by number."""
+        if self.recorder is not None:
+            return self.recorder.queues.of(task.index)
+        if self.scheduler.exchange.in_turn:
+            return self._own_queues.of(task.index)
+        return self._stream.queue
+
+    def await_turn(self, task: Task) -> None:
+        """Waits, in a worker's thread, until its message is next; or until training ends."""
+        with self.changed:
+            while not (self.scheduler.stopped or self.scheduler.may_send(task)):
+                self._waiting.add(task.index)
+                self.changed.wait(deadlines.LOOK_SECONDS)
+                self._waiting.discard(task.index)
 
     def close(self, seconds: float) -> None:
         """Ends the threads after the round each is in, waiting at most that long for all."""

@@ -41,11 +41,27 @@ class VirtualClock:
         """Virtual seconds since the strategy was made."""
         self.turns: list[Turn] = []
         self.events: list[Event] = []
+        self._held: list[Turn] = []
         self._order = itertools.count()
 
     def put(self, time: float, task: Task, lease: Lease | None = None, message: Any = None) -> None:
         """A worker's turn, or the arrival of what it has sent."""
         heapq.heappush(self.turns, Turn(time, next(self._order), task, lease, message))
+
+    def hold(self, turn: Turn) -> None:
+        """What has arrived waits until `release`."""
+        self._held.append(turn)
+
+    def release(self) -> None:
+        """What was held arrives now, once more."""
+        held, self._held = self._held, []
+        for turn in held:
+            self.put(self.now, turn.task, turn.lease, turn.message)
+
+    def under_way(self) -> list[Turn]:
+        """All turns in their order, those that were held at this instant."""
+        self.release()
+        return sorted(self.turns)
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
         """Something happens so many seconds from now."""
@@ -77,6 +93,7 @@ class VirtualClock:
 
     def drop(self, task: Task) -> list[Any]:
         """Nothing that a worker was about to do happens; gives its messages on their way."""
+        self.release()
         dropped = [turn.message for turn in self.turns if turn.task is task]
         self.turns = [turn for turn in self.turns if turn.task is not task]
         heapq.heapify(self.turns)

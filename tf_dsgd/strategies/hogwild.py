@@ -7,7 +7,13 @@ from typing import Any
 
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.algorithms.downpour import Periods
-from tf_dsgd.algorithms.hogwild import AddInPlace, AddUnderLocksOfRows, GradientAtShared
+from tf_dsgd.algorithms.hogwild import (
+    AddInPlace,
+    AddInTurn,
+    AddUnderLocksOfRows,
+    GradientAtShared,
+    InTurn,
+)
 from tf_dsgd.checks import one_of
 from tf_dsgd.cluster import TFCluster, resolve
 from tf_dsgd.strategies.base import DistributedStrategy
@@ -45,8 +51,10 @@ class HogwildStrategy(DistributedStrategy):
             after another; None for `LocalCluster()`. Processes of a `TFCluster` share no memory.
         lock: `"none"`; or `"rows"`, the paper's AIG: the rows of a mini-batch are locked for its
             update, one by one in ascending order, and read before without a lock. There are 1,024
-            locks, which rows share. A lock costs some 20 microseconds. `"round-robin"`, the paper's
-            third way, in which workers update in turn, is not there yet.
+            locks, which rows share. A lock costs some 20 microseconds. Or `"round-robin"`: worker
+            k mod n has mini-batch k and waits with its update until mini-batches 0 to k - 1 have
+            made theirs (counted from the last drain, as at the end of an epoch), so nothing is lost
+            and updates come in the order of the data. Rows are read meanwhile, without a lock.
         placement: which tables are read and changed by rows: a dict from regular expressions on
             paths to `tf_dsgd.Rows()`, or `"auto"`, each `keras.layers.Embedding` that has no
             constraint and no regularizer.
@@ -84,7 +92,7 @@ class HogwildStrategy(DistributedStrategy):
         lock: str = "none",
         placement: Mapping[str, Rows] | str = "auto",
     ):
-        server = _server(lock)
+        exchange, server = _rules(lock)
         cluster = resolve(cluster)
         if isinstance(cluster, TFCluster):
             raise ValueError(
@@ -93,16 +101,12 @@ class HogwildStrategy(DistributedStrategy):
                 f"placement. Received: {cluster!r}."
             )
         split = Patterns(placement, auto_bytes=0)
-        super().__init__(cluster, Algorithm(GradientAtShared(), Periods(), server))
+        super().__init__(cluster, Algorithm(GradientAtShared(), exchange, server))
         self.placement.split = split
 
 
-def _server(lock: Any) -> AddInPlace:
+def _rules(lock: Any) -> tuple[Periods, AddInPlace]:
     lock = one_of("lock", lock, ("none", "rows", "round-robin"))
     if lock == "round-robin":
-        raise ValueError(
-            'lock="round-robin" is not there yet: the order of workers is not enforced. Use '
-            'lock="rows" or lock="none"; or tf_dsgd.DownpourStrategy, whose updates are under one '
-            "lock."
-        )
-    return AddUnderLocksOfRows() if lock == "rows" else AddInPlace()
+        return InTurn(), AddInTurn()
+    return Periods(), AddUnderLocksOfRows() if lock == "rows" else AddInPlace()
