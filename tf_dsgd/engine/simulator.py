@@ -178,6 +178,7 @@ class SimulatorEngine(Engine):
 
     def _advance(self) -> None:
         """Takes turns until one needs a batch that was not handed out yet."""
+        self.program.running.begin()
         self._take_turns()
         while self._faults is not None and not self.turns.turns and self._is_stuck():
             self._faults.check_somebody_comes_back()
@@ -312,7 +313,6 @@ class SimulatorEngine(Engine):
         task.fetch_next = exchange.fetch_due(task.step)
         sends = exchange.push_due(task.step)
         version, *message = self._work(m, fetches, sends, steps, queue)
-        self.program.running.begin()
         if self.recorder is not None:
             if fetches:
                 self.recorder.note(m, "fetch", version)
