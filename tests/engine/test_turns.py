@@ -224,6 +224,19 @@ def test_a_lost_simulated_worker_is_passed_over():
     assert applied[1] <= 7 and applied[0] + applied[2] >= 43
 
 
+def test_no_worker_does_the_work_of_one_that_is_late():
+    """A backup task would send in another's name, and out of turn."""
+    cluster = tf_dsgd.SimulatedCluster(
+        4, compute_seconds=[5.0, 1.0, 60.0, 60.0], late_after_seconds=2.0
+    )
+    strategy = tf_dsgd.HogwildStrategy(cluster, lock="round-robin")
+    model, (x, y) = table(strategy), data(28)
+    model.fit(x, y, batch_size=1, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], serial(x, y, 1))
+    assert [row.applied for row in strategy.ledger().workers] == [7, 7, 7, 7]
+    assert strategy.ledger().refused == 0
+
+
 def test_tasks_of_a_cluster_do_not_wait_for_turns():
     from tf_dsgd.algorithms.hogwild import InTurn
     from tf_dsgd.cluster.tasks import TFCluster

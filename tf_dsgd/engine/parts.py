@@ -75,7 +75,8 @@ class Parts:
         self.shards = list(shards)
         self._shard_cells: dict[Any, tf.Variable] = {}
         exchange = algorithm.exchange
-        at_once = exchange.push_every >= exchange.fetch_every  # else messages are kept for a while
+        # Else messages are kept for a while; and in turn nobody sends in another's name.
+        at_once = exchange.push_every >= exchange.fetch_every and not exchange.in_turn
         repeatable = algorithm.local.repeatable and algorithm.codec.repeatable
         self.can_be_late = store.may_be_late and at_once and repeatable
         """Whether a worker may be overtaken by another that sends its message."""
