@@ -52,7 +52,7 @@ def keep_assignable(connect: Callable[[], None]) -> None:
     has too many of them, and refuses to go on (`engine.base`).
     """
     global _connections
-    gc.unfreeze()  # what is frozen is not found; see `transport.ending`
+    gc.unfreeze()  # what is frozen is not found; see `_requirements`
     variables = [v for v in _living(_Variable) if not type(v).__module__.startswith("tf_dsgd.")]
     for model in _living(keras.Model) if variables else ():
         for kind in ("train", "test", "predict"):

@@ -19,7 +19,6 @@ from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.transport import cluster_spec, listening
 from tf_dsgd.transport.connection import Connection, connect
-from tf_dsgd.transport.ending import spare_what_is_imported
 
 
 class TFCluster(Cluster):
@@ -115,7 +114,6 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            spare_what_is_imported()
             self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
