@@ -67,6 +67,9 @@ def keep_assignable(connect: Callable[[], None]) -> None:
         _wrap(weakref.ref(variable))
     del variables
     tables = [(table, _contents(table)) for table in _living(_Table) if _is_known_by_name(table)]
+    writers = [w for w in _living(tf.summary.SummaryWriter) if _is_open(w)]
+    for writer in writers:
+        writer.flush()
     gc.freeze()
     _connections += 1
     try:
@@ -81,6 +84,12 @@ def keep_assignable(connect: Callable[[], None]) -> None:
                 "variables, and TensorFlow loses what they assign from now on: %s. Make the "
                 "strategy first, or make these functions anew by tf.function.",
                 ", ".join(sorted(losing)),
+            )
+        if writers:
+            logging.warning(
+                "tf_dsgd: writers of tf.summary that were made before the strategy: %d. TensorFlow "
+                "loses what these write from now on. Make the strategy first, or make them anew.",
+                len(writers),
             )
 
 
@@ -111,6 +120,10 @@ def _is_known_by_name(table: Any) -> bool:
     """Whether a table is one of the device's, by a name; not one of a graph, or around another."""
     named = not getattr(table, "_is_anonymous", True)  # of all classes with a resource. TF 2.21
     return named and hasattr(table.resource_handle, "numpy")
+
+
+def _is_open(writer: Any) -> bool:
+    return not getattr(writer, "_closed", True)  # of those that write to a file. TF 2.21
 
 
 def _contents(table: Any) -> tuple[tf.Tensor, tf.Tensor] | None:

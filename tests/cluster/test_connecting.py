@@ -109,6 +109,7 @@ def test_what_was_made_before_the_strategy_stays_usable():
     }, log(process)
     (warned,) = [line for line in process.lines if "traced before the strategy" in line]
     assert warned.count("assigning") == 1 and "one_step" not in warned
+    assert "writers of tf.summary that were made before the strategy: 1" in process.text
 
 
 @measures_no_seconds

@@ -117,7 +117,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.made(self, self._optimizers)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        check_arguments(cls, kwargs)
+        check_arguments(cls, args, kwargs)
         return super().__new__(cls)
 
     # -- what users read --------------------------------------------------------------------
@@ -397,7 +397,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             self.engine.prepare(program)
         if (held := self.placement.held()) != self._announced:
             self._announced = held
-            self.cluster.announce(held)
+            self.cluster.announce(held, self.placement.parts is not None)
         fit_program = FitProgram(program, step, fn, token.element_spec)
         self.batches.programs.add(fit_program)
         if tf.executing_eagerly():

@@ -23,6 +23,7 @@ mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
 mutable.insert(tf.constant(["a"]), tf.constant([7], tf.int64))
 words = keras.layers.TextVectorization(output_sequence_length=2, vocabulary=["b", "c"])
 looked_up = tf.data.Dataset.from_tensors(["c b", "b"]).map(words)
+writers = tf.summary.create_file_writer(tempfile.mkdtemp()), tf.summary.create_noop_writer()
 plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
 scale_of = {name: tf.Variable(value) for name, value in (("scalar", 2.0), ("vector", [1.0, 2.0]))}
 
