@@ -57,3 +57,5 @@ else:
         from tf_dsgd.strategies.rows.tables import Rows
         from tf_dsgd.strategies.sandblaster import SandblasterStrategy
         from tf_dsgd.strategies.softsync import SoftsyncStrategy
+
+        _requirements.spare_what_is_imported()

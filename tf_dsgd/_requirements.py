@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import inspect
 import os
@@ -109,6 +110,17 @@ def _end(number: int, frame: Any) -> None:
             stream.flush()
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def spare_what_is_imported() -> None:
+    """Has garbage collection leave out what TensorFlow and Keras consist of, for the process.
+
+    As a process ends, Python goes through all of that several times: 2 s of a processor in which a
+    script that was interrupted, or lost another task, looks as if it hung. It never finds anything
+    there. What a script makes after the import is collected as ever.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def is_program() -> bool:

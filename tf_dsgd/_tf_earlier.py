@@ -1,10 +1,11 @@
-"""Variables that were made before this process connected to a cluster: they can still be assigned.
+"""Variables and tables that were made before this process connected to a cluster stay usable.
 
 TensorFlow makes this process's devices anew as it connects. A variable made before stays: whoever
 has its handle reads it, and adds to it. But AssignVariableOp asks the device for the variable's
 name, which the new one does not know, and makes another variable there, that nobody reads: what is
 assigned is lost without a word. Seen in TensorFlow 2.21, in plain scripts, too. An assignment to
-all of a slice looks at the handle.
+all of a slice looks at the handle. Tables for lookups, which Keras's layers for text have, are
+known to the device by name alone: they are made again, by the same name, with what was in them.
 
 As in `_tf`, each private name says why it is needed.
 """
@@ -23,6 +24,9 @@ from absl import logging
 
 # Graphs that were traced before have the operation in them. TF 2.21.
 from tensorflow.python.framework.func_graph import FuncGraph as _FuncGraph
+
+# What all tables for lookups are. TF 2.21.
+from tensorflow.python.ops.lookup_ops import LookupInterface as _Table
 
 # What all variables are, and the key under which a checkpoint has a variable's value. TF 2.21.
 from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable as _Variable
@@ -52,7 +56,7 @@ def keep_assignable(connect: Callable[[], None]) -> None:
     has too many of them, and refuses to go on (`engine.base`).
     """
     global _connections
-    gc.unfreeze()  # what is frozen is not found; see `transport.ending`
+    gc.unfreeze()  # what is frozen is not found; see `_requirements`
     variables = [v for v in _living(_Variable) if not type(v).__module__.startswith("tf_dsgd.")]
     for model in _living(keras.Model) if variables else ():
         for kind in ("train", "test", "predict"):
@@ -62,10 +66,17 @@ def keep_assignable(connect: Callable[[], None]) -> None:
     for variable in variables:
         _wrap(weakref.ref(variable))
     del variables
+    tables = [(table, _contents(table)) for table in _living(_Table) if _is_known_by_name(table)]
+    writers = [w for w in _living(tf.summary.SummaryWriter) if _is_open(w)]
+    for writer in writers:
+        writer.flush()
     gc.freeze()
     _connections += 1
     try:
         connect()
+        for table, contents in tables:
+            if contents is not None:
+                _make_again(table, *contents)
     finally:  # also if it fails: TensorFlow may have made the devices by then
         if losing:
             logging.warning(
@@ -73,6 +84,12 @@ def keep_assignable(connect: Callable[[], None]) -> None:
                 "variables, and TensorFlow loses what they assign from now on: %s. Make the "
                 "strategy first, or make these functions anew by tf.function.",
                 ", ".join(sorted(losing)),
+            )
+        if writers:
+            logging.warning(
+                "tf_dsgd: writers of tf.summary that were made before the strategy: %d. TensorFlow "
+                "loses what these write from now on. Make the strategy first, or make them anew.",
+                len(writers),
             )
 
 
@@ -97,6 +114,32 @@ def _wrap(itself: Callable[[], Any]) -> None:
     variable.assign = lambda *args, **options: _assign(itself(), *args, **options)
     # What a checkpoint calls, with this name. TF 2.21.
     variable._restore_from_tensors = lambda tensors: _restore(itself(), tensors)
+
+
+def _is_known_by_name(table: Any) -> bool:
+    """Whether a table is one of the device's, by a name; not one of a graph, or around another."""
+    named = not getattr(table, "_is_anonymous", True)  # of all classes with a resource. TF 2.21
+    return named and hasattr(table.resource_handle, "numpy")
+
+
+def _is_open(writer: Any) -> bool:
+    return not getattr(writer, "_closed", True)  # of those that write to a file. TF 2.21
+
+
+def _contents(table: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
+    """A table's keys and values; None where it could not be used any more."""
+    try:
+        return tf.raw_ops.LookupTableExportV2(
+            table_handle=table.resource_handle, Tkeys=table.key_dtype, Tvalues=table.value_dtype
+        )
+    except tf.errors.OpError:
+        return None
+
+
+def _make_again(table: Any, keys: tf.Tensor, values: tf.Tensor) -> None:
+    """All that has the table's handle finds it by its name: datasets and functions, too."""
+    table._create_resource()  # what a subclass of TrackableResource is to have. TF 2.21
+    tf.raw_ops.LookupTableImportV2(table_handle=table.resource_handle, keys=keys, values=values)
 
 
 def _living(kind: type) -> list[Any]:

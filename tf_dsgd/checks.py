@@ -6,11 +6,13 @@ text. Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import numbers
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +127,51 @@ def period(every: Callable[[int], Any], step: int) -> int:
             f"Received: {steps!r} for step {step}."
         )
     return found
+
+
+def call(
+    made: Callable[..., Any],
+    given: Sequence[Any],
+    named: Mapping[str, Any],
+    *,
+    elsewhere: Mapping[str, str] | None = None,
+    examples: Mapping[str, str] | None = None,
+) -> None:
+    """Whether what a class is called with are its arguments, before Python says it without a hint.
+
+    Args:
+        made: the class.
+        given: arguments by their place.
+        named: arguments by their names.
+        elsewhere: of arguments that it does not have and others may: what to write instead.
+        examples: of arguments that it needs: a value.
+
+    Raises:
+        TypeError: if they are not.
+    """
+    name, signature = made.__name__, inspect.signature(made)
+    taken = signature.parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+        return  # whoever is behind it knows
+    its = f"Its arguments: {', '.join(taken)}."
+    for wrong in named.keys() - taken.keys():
+        if wrong in (elsewhere or {}):
+            raise TypeError(f"{name} has no argument {wrong!r}. {(elsewhere or {})[wrong]}")
+        near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
+        near = near or [full for full in taken if full.startswith(f"{wrong}_")]
+        hint = f": did you mean {near[0]}?" if near else f". {its}"
+        raise TypeError(f"{name} has no argument {wrong!r}{hint}")
+    by_place = [p for p in taken.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    if len(given) > len(by_place) and len(by_place) < len(taken):
+        first = list(taken)[len(by_place)]
+        raise TypeError(
+            f"{name} takes {len(by_place)} argument(s) by their place "
+            f"({', '.join(p.name for p in by_place)}) and the others by their names, as "
+            f"{first}={given[len(by_place)]!r}. {its}"
+        )
+    got = {*named, *(p.name for p in by_place[: len(given)])}
+    for needed, parameter in taken.items():
+        if parameter.default is inspect.Parameter.empty and needed not in got:
+            as_in = (examples or {}).get(needed)
+            shown = f", as {needed}={as_in}" if as_in else ""
+            raise TypeError(f"{name} needs the argument {needed!r}{shown}. {its}")

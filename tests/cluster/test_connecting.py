@@ -95,6 +95,10 @@ def test_what_was_made_before_the_strategy_stays_usable():
         "variable": 3.0,
         "function": 9.0,
         "constant": 9.0,
+        "table": [5.0, -1.0],
+        "mutable": [7, -1],
+        "words": [[3, 2], [2, 0]],
+        "layer": [[3, 1]],
         "dataset": [0.0, 3.0, 6.0],
         "model": True,
         "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
@@ -105,6 +109,7 @@ def test_what_was_made_before_the_strategy_stays_usable():
     }, log(process)
     (warned,) = [line for line in process.lines if "traced before the strategy" in line]
     assert warned.count("assigning") == 1 and "one_step" not in warned
+    assert "writers of tf.summary that were made before the strategy: 1" in process.text
 
 
 @measures_no_seconds

@@ -1,9 +1,12 @@
 """A ps task is lost: the error says so, and how to go on, whatever was under way."""
 
+import re
+
 import pytest
 
 from tests.cluster import processes
 from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report, roles
+from tf_dsgd.membership import deadlines
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
 
@@ -38,6 +41,17 @@ def test_an_interrupt_while_a_ps_does_not_answer_is_one(what):
     with processes.started(*MODULE, "--workers", "1", "--ps", "1", script, what) as process:
         code, _ = exit_of(process, 2 * processes.START_SECONDS)
     assert code == 0 and "INTERRUPTED" in process.lines, log(process)
+
+
+def test_an_interrupt_ends_calls_that_nobody_answers():
+    """The chief waits for rounds under way half a second, not the 5 s until it would give up."""
+    script = str(SCRIPTS / "interrupted_in_a_round.py")
+    with processes.started(*MODULE, "--workers", "1", "--ps", "1", script) as process:
+        code, _ = exit_of(process, 2 * processes.START_SECONDS)
+    assert code == 130, log(process)
+    seconds = float(re.search(r"CLOSED (\S+)", process.text)[1])
+    assert seconds < deadlines.CLOSE_SECONDS - 0.5, log(process)
+    assert "lost worker" not in process.text, log(process)
 
 
 def test_reading_what_a_lost_ps_held_names_it():

@@ -12,6 +12,7 @@ import pytest
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd import resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 
 KILLS = 12
@@ -125,8 +126,9 @@ def test_an_error_while_writing_leaves_the_one_before(tmp_path):
         (folder / "a.npz").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match=r"no checkpoint could be written to .*: No space"):
+    with pytest.raises(OSError, match=r"no checkpoint could be written to .*: No space") as caught:
         checkpoints.write({}, full)
+    assert resuming.ENDS_TRAINING in caught.value.__notes__  # no traceback before the sentence
     assert list(tmp_path.iterdir()) == [first]
     assert Checkpoints(tmp_path).newest().path == first
     assert write(checkpoints, 2).name == "checkpoint-00000002"

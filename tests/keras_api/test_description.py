@@ -1,6 +1,7 @@
 """`print(strategy)`, and what a strategy says to a number where it wants a cluster."""
 
 import keras
+import numpy as np
 import pytest
 
 import tf_dsgd
@@ -77,8 +78,48 @@ def test_an_argument_that_is_nearly_spelt_right():
         tf_dsgd.DownpourStrategy(pushevery=5)
     with pytest.raises(TypeError, match=r"no argument 'push': did you mean push_every\?"):
         tf_dsgd.DownpourStrategy(push=5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+    with pytest.raises(TypeError, match=r"no argument 'colour'\. Its arguments: cluster, push_eve"):
         tf_dsgd.DownpourStrategy(colour="red")
+
+
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (
+            lambda: tf_dsgd.CompressedAsyncStrategy(),
+            r"needs the argument 'compression', as compression=tf_dsgd\.compression\.Threshold\(",
+        ),
+        (
+            lambda: tf_dsgd.SoftsyncStrategy(tf_dsgd.LocalCluster(2)),
+            "needs the argument 'gradients_per_update', as gradients_per_update=2",
+        ),
+        (
+            lambda: tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2), 5),
+            r"takes 1 argument\(s\) by their place \(cluster\).* as push_every=5",
+        ),
+        (lambda: tf_dsgd.LocalCluster(tasks_per_worker=2), "devices_per_worker"),
+        (lambda: tf_dsgd.LocalCluster(threads=2), "Its arguments: num_workers, devices_per_worker"),
+        (lambda: tf_dsgd.LocalCluster(num_worker=2), "did you mean num_workers"),
+        (lambda: tf_dsgd.SimulatedCluster(), "needs the argument 'num_workers', as num_workers=4"),
+        (lambda: tf_dsgd.SimulatedCluster(4, 1.0), "as compute_seconds=1.0"),
+        (lambda: tf_dsgd.TFCluster(num_workers=4), "tf_dsgd.launch --workers 4 --ps 1"),
+        (lambda: tf_dsgd.TFCluster(devices_per_worker=2), "laid over tasks: tasks_per_worker"),
+    ],
+)
+def test_what_is_no_argument_or_is_missing(call, hint):
+    with pytest.raises(TypeError, match=hint):
+        call()
+
+
+def test_a_part_of_each_worker_that_is_idle_is_told_of(capsys):
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.SimulatedCluster(2, devices_per_worker=1))
+    strategy.cluster.devices_per_worker = 2  # TensorFlow has opened one device in this process
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 1)), np.ones((4, 1)), batch_size=2, verbose=0)
+    said = capsys.readouterr().err
+    assert "devices_per_worker=2 is for model_parallel" in said and 'ModelParallel("auto")' in said
 
 
 def test_more_workers_than_make_sense(capsys):

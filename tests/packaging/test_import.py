@@ -6,7 +6,9 @@ from tests.packaging.repository import run_python
 
 # A setting that TensorFlow accepts only until its devices are initialised.
 DEVICES_UNTOUCHED = """
+import gc
 import tf_dsgd
+assert gc.get_freeze_count() > 100_000  # Python went through these for seconds as a script ended
 import tensorflow as tf
 tf.config.threading.set_inter_op_parallelism_threads(2)
 """

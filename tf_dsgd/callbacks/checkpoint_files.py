@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 from absl import logging
 
-from tf_dsgd import _tf_errors
+from tf_dsgd import _tf_errors, resuming
 from tf_dsgd._version import __version__
 
 try:
@@ -91,6 +91,13 @@ class Checkpoint:
         return self.path / name
 
 
+def _told(error: OSError, words: str) -> OSError:
+    """The same error in our words, which a script that it ends says without a traceback."""
+    told = type(error)(error.errno, words, *filter(None, [error.filename]))
+    told.add_note(resuming.ENDS_TRAINING)
+    return told
+
+
 class Checkpoints:
     """The checkpoints of one run, in a folder.
 
@@ -136,7 +143,7 @@ class Checkpoints:
         except OSError as error:
             self.release()
             words = f"no checkpoint can be written to {self.directory}: {error.strerror or error}"
-            raise type(error)(error.errno, words, *filter(None, [error.filename])) from error
+            raise _told(error, words) from error
 
     def release(self) -> None:
         """Others may have the folder."""
@@ -220,7 +227,7 @@ class Checkpoints:
         except OSError as error:
             why = _tf_errors.why_not_written(error)
             words = f"no checkpoint could be written to {self.directory}: {why}"
-            raise type(error)(error.errno, words, *filter(None, [error.filename])) from error
+            raise _told(error, words) from error
 
     def _write(self, origin: Mapping[str, Any], fill: Callable[[Path], None]) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tf_dsgd import floods, gpu, resuming
+from tf_dsgd import checks, floods, gpu, resuming
 from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import positive_seconds
-from tf_dsgd.console import end_scripts_in_a_line
+from tf_dsgd.console import end_scripts_in_a_line, say
 from tf_dsgd.engine.base import Engine
 
 
 class Cluster(abc.ABC):
     """Makes the engine on which a strategy runs."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        checks.call(cls, args, kwargs, elsewhere=cls._elsewhere, examples={"num_workers": "4"})
+        return super().__new__(cls)
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Arguments that other clusters have: what to write instead."""
 
     @abc.abstractmethod
     def configure(self) -> None:
@@ -47,8 +54,18 @@ class Cluster(abc.ABC):
     def check_ps(self) -> None:
         """Called for strategies that need ps tasks, where there may be some."""
 
-    def announce(self, shards: Sequence[tuple[int, int]]) -> None:
-        """Says how many variables, and bytes, each shard holds, where that is of interest."""
+    def announce(self, shards: Sequence[tuple[int, int]], laid_out: bool) -> None:
+        """Says how many variables, and bytes, each shard holds, where that is of interest.
+
+        And whether a part of each worker is idle, as its replica is not `laid_out` over it.
+        """
+        if self.devices_per_worker > 1 and not laid_out:
+            say(
+                f"{self.gives_devices}={self.devices_per_worker} is for model_parallel: without it "
+                "each worker uses the first of these alone. Give the strategy "
+                'model_parallel=tf_dsgd.ModelParallel("auto"), or leave '
+                f"{self.gives_devices} out."
+            )
 
 
 def configure_process() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import ClassVar
 
 import tensorflow as tf
 from absl import logging
@@ -51,6 +53,13 @@ class LocalCluster(Cluster):
     >>> tf_dsgd.LocalCluster(num_workers=2)
     LocalCluster(num_workers=2)
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "tasks_per_worker": "Its workers are threads, over whose devices a replica is laid: "
+        "devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
+        "num_shards": "All weights are on one shard. tf_dsgd.SimulatedCluster has num_shards; a "
+        "tf_dsgd.TFCluster has one for each ps task.",
+    }
 
     def __init__(self, num_workers: int | None = None, devices_per_worker: int = 1):
         self.devices_per_worker = devices.checked(devices_per_worker)

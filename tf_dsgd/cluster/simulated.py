@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -89,6 +89,11 @@ class SimulatedCluster(Cluster):
     >>> tf_dsgd.SimulatedCluster(2, compute_seconds=[1.0, 3.0], network_seconds=0.0, seed=0)
     SimulatedCluster(2, compute_seconds=[1.0, 3.0], network_seconds=0.0, seed=0)
     """
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "tasks_per_worker": "Its workers take turns in this process, over whose devices a replica "
+        "is laid: devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
+    }
 
     def __init__(
         self,

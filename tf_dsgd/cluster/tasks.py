@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -19,7 +19,6 @@ from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.transport import cluster_spec, listening
 from tf_dsgd.transport.connection import Connection, connect
-from tf_dsgd.transport.ending import spare_what_is_imported
 
 
 class TFCluster(Cluster):
@@ -85,6 +84,14 @@ class TFCluster(Cluster):
     runs_pipelines = True
     gives_devices = "tasks_per_worker"
 
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        "num_workers": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
+        "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
+        "num_ps": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
+        "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
+        "devices_per_worker": "A replica is laid over tasks: tasks_per_worker.",
+    }
+
     def __init__(
         self,
         resolver: Any = None,
@@ -115,7 +122,6 @@ class TFCluster(Cluster):
     @property
     def _connection(self) -> Connection:
         if self._connected is None:
-            spare_what_is_imported()
             self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
@@ -160,7 +166,8 @@ class TFCluster(Cluster):
         rounds.members.attend(engine)
         return engine
 
-    def announce(self, shards: Sequence[tuple[int, int]]) -> None:
+    def announce(self, shards: Sequence[tuple[int, int]], laid_out: bool) -> None:
+        super().announce(shards, laid_out)
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
         for name, (variables, size) in zip(names, shards, strict=True):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")

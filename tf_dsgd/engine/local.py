@@ -86,6 +86,9 @@ class LocalRounds(Rounds):
     def close(self) -> None:
         """Nothing runs beside."""
 
+    def cut(self) -> None:
+        """A round ends by itself."""
+
     # -- a worker's thread ------------------------------------------------------------------
 
     def round(self, task: Task, program: Program, steps: int) -> int:

@@ -125,6 +125,11 @@ class Members:
             self._heartbeat.end()
             self._heartbeat.join(deadlines.PROBE_SECONDS)
 
+    def cut(self) -> None:
+        """Ends all calls to tasks: for the end of this process."""
+        for address in self.connection.addresses():
+            close_connections(address)
+
     # -- what a failed call is due to -------------------------------------------------------
 
     @contextlib.contextmanager

@@ -7,10 +7,8 @@ One worker's round, from time t, with network time L and compute time C per mini
     t + L + n C          sends, if a push is due
     t + L + n C + L      the shard applies the message; the next round begins
 
-A round without a fetch saves the first L, one without a push the last. A drain brings all workers
-to one instant, from which they go on in the order of their numbers.
-
-Who does what next, and who takes over a lost worker's work, is the scheduler's as on a cluster.
+A round without a fetch saves the first L, one without a push the last. After a drain all go on from
+one instant, in the order of their numbers. Who does what next is the scheduler's, as on a cluster.
 """
 
 from __future__ import annotations

@@ -110,6 +110,10 @@ class Rounds(abc.ABC):
     def close(self) -> None:
         """Ends what runs beside the workers' threads."""
 
+    @abc.abstractmethod
+    def cut(self) -> None:
+        """After `close`: ends calls to other processes, as this one ends; workers' threads fail."""
+
 
 class ThreadsEngine(Engine):
     """Asynchronous workers, each with a thread of this process.
@@ -427,7 +431,12 @@ class ThreadsEngine(Engine):
         with self.changed:
             self.scheduler.stopped = True
             self.wake()
-            self.changed.wait_for(lambda: not self._threads, seconds)
+            at_once = min(seconds, deadlines.CUT_SECONDS)
+            ended = self.changed.wait_for(lambda: not self._threads, at_once)
+        if not ended:
+            self.rounds.cut()
+        with self.changed:
+            self.changed.wait_for(lambda: not self._threads, seconds - at_once)
             self.scheduler.stopped = bool(self._threads) or self._error is not None
 
 

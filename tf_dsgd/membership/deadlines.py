@@ -15,7 +15,9 @@ LOOK_SECONDS = 1.0
 STALLED_SECONDS = 10.0
 """For how long no worker may begin, with work left, until that is taken for a defect."""
 CLOSE_SECONDS = 5.0
-"""At exit, how long to wait for the rounds under way."""
+"""At exit, how long to wait for the rounds under way ..."""
+CUT_SECONDS = 0.5
+"""... and after how long calls to other processes are ended, whose results nobody will see."""
 
 # -- who answers ----------------------------------------------------------------------------
 

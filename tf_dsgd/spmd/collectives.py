@@ -24,7 +24,6 @@ import tensorflow as tf
 from tf_dsgd import _tf_errors, resuming
 from tf_dsgd.console import before_training, end_scripts_in_a_line
 from tf_dsgd.transport import cluster_spec, listening, probing
-from tf_dsgd.transport.ending import spare_what_is_imported
 
 _GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
@@ -316,7 +315,6 @@ def group(timeout_seconds: float) -> Group | None:
         listening.everywhere()  # whether it is right, before a server is started
         cluster = cluster_spec.from_tf_config(ps=False)
     if _group is None:
-        spare_what_is_imported()
         _group = Group(cluster, timeout_seconds)
         # One Ctrl-C ends all processes: the first one says so for all.
         end_scripts_in_a_line(

@@ -117,7 +117,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         unused.made(self, self._optimizers)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        check_arguments(cls, kwargs)
+        check_arguments(cls, args, kwargs)
         return super().__new__(cls)
 
     # -- what users read --------------------------------------------------------------------
@@ -283,10 +283,9 @@ class DistributedStrategy(tf.distribute.Strategy):
         Args:
             dataset_fn: from a `tf.distribute.InputContext`, with `input_pipeline_id` and
                 `num_input_pipelines`, to the pipeline's `tf.data.Dataset` of mini-batches. Called
-                for every pipeline, and once more in the first epoch, while it is traced (in every
-                epoch where a map's function draws numbers by `tf.random.uniform` or its like). How
-                many batches it gives must be known (`tf.data.experimental.assert_cardinality`);
-                else all of them pass through the chief.
+                for every pipeline, and once more to be traced (at every epoch where a map's
+                function calls `tf.random.uniform` or its like). How many batches it gives must be
+                known (`tf.data.experimental.assert_cardinality`); else the chief sends all of them.
             options: not used.
 
         Returns:
@@ -398,7 +397,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             self.engine.prepare(program)
         if (held := self.placement.held()) != self._announced:
             self._announced = held
-            self.cluster.announce(held)
+            self.cluster.announce(held, self.placement.parts is not None)
         fit_program = FitProgram(program, step, fn, token.element_spec)
         self.batches.programs.add(fit_program)
         if tf.executing_eagerly():

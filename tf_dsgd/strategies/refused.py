@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_dsgd import checks
 from tf_dsgd._requirements import installed
 from tf_dsgd.algorithm import Codec
 from tf_dsgd.compression.lossy import Lossy
@@ -21,13 +21,17 @@ from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
 from tf_dsgd.strategies.variable import ReplicaVariable
 
+_EXAMPLES = {"compression": "tf_dsgd.compression.Threshold(0.002)", "gradients_per_update": "2"}
 
-def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Names what a strategy does not take, and where it is.
+
+def check_arguments(
+    strategy: Callable[..., Any], by_place: Sequence[Any], given: Mapping[str, Any]
+) -> None:
+    """Names what a strategy does not take, and where it is; and what it needs.
 
     Raises:
-        TypeError: for an argument that another one, or a cluster, has; and for one that was
-            nearly spelt right.
+        TypeError: for an argument that another one, or a cluster, or nobody has; and for one that
+            is missing.
     """
     name, taken = strategy.__name__, inspect.signature(strategy).parameters
     if "num_workers" in given:
@@ -51,11 +55,7 @@ def check_arguments(strategy: Callable[..., Any], given: Mapping[str, Any]) -> N
             "tf_dsgd.DownpourStrategy, SoftsyncStrategy, PeriodicAveragingStrategy or "
             f"ElasticAveragingStrategy. Received: model_parallel={given['model_parallel']!r}."
         )
-    for wrong in () if open_ended else given.keys() - taken.keys():
-        near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
-        near = near or [name for name in taken if name.startswith(f"{wrong}_")]
-        if near:
-            raise TypeError(f"{name} has no argument {wrong!r}: did you mean {near[0]}?")
+    checks.call(strategy, by_place, given, examples=_EXAMPLES)
 
 
 def check_codec(codec: Codec, applications: Sequence[Application]) -> None:

@@ -18,6 +18,12 @@ data = tf.data.Dataset.from_tensor_slices((x, 6.0 * x)).batch(4)
 pinned = tf.data.Dataset.range(3).map(lambda n: tf.cast(n, tf.float32) * scale)
 doubled = tf.function(lambda value: scale * value)
 assert float(doubled(constant)[0, 0]) == 6.0
+table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [3.0, 5.0]), -1.0)
+mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+mutable.insert(tf.constant(["a"]), tf.constant([7], tf.int64))
+words = keras.layers.TextVectorization(output_sequence_length=2, vocabulary=["b", "c"])
+looked_up = tf.data.Dataset.from_tensors(["c b", "b"]).map(words)
+writers = tf.summary.create_file_writer(tempfile.mkdtemp()), tf.summary.create_noop_writer()
 plain = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
 scale_of = {name: tf.Variable(value) for name, value in (("scalar", 2.0), ("vector", [1.0, 2.0]))}
 
@@ -94,6 +100,10 @@ print(
             "variable": float(scale),
             "function": float(doubled(constant)[0, 0]),
             "constant": float(tf.matmul(constant, constant)[0, 0]),
+            "table": [float(v) for v in table.lookup(tf.constant([2, 9]))],
+            "mutable": [int(v) for v in mutable.lookup(tf.constant(["a", "b"]))],
+            "words": next(iter(looked_up)).numpy().tolist(),
+            "layer": words(np.array(["c x"])).numpy().tolist(),
             "dataset": [float(value) for value in pinned],
             "model": float(plain.predict(x[-1:], verbose=0)[0, 0]) == first,
             "weights": scale.device,
