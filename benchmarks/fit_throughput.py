@@ -23,6 +23,11 @@ def periods(common: dict) -> tuple[str, dict[str, dict]]:
         "plain fit": {"kind": "keras"},
         "plain fit, steps_per_execution=20": {"kind": "keras", "steps_per_execution": 20},
         "Downpour, periods of 20": {"kind": "downpour", "period": 20},
+        "Downpour, periods of 20, steps_per_execution=20": {
+            "kind": "downpour",
+            "period": 20,
+            "steps_per_execution": 20,
+        },
         "Downpour, periods of 5": {"kind": "downpour", "period": 5},
         "Downpour, periods of 1": {"kind": "downpour", "period": 1},
     }

@@ -1,9 +1,14 @@
 """What stands in junit's file comes out by file; lines of progress state what is counted."""
 
+import os
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
-from tests import progress
+from tests import conftest, progress
 from tests.packaging import where_time_goes
+from tests.packaging.repository import ROOT
 
 JUNIT = """<?xml version="1.0" encoding="utf-8"?>
 <testsuites><testsuite tests="3">
@@ -60,3 +65,23 @@ def test_a_line_every_ten_seconds_and_at_once_for_a_failure():
     assert lines[1] == "7 of 50 tests,  14 %, 0:10 gone, about 1:04 to go; a.py"
     assert lines[-1] == "50 of 50 tests, 100 %, 1:15 gone, about 0:00 to go; b.py"
     assert len(lines) == 1 + 7 + 1
+
+
+def test_no_test_begins_once_its_time_is_gone_and_ci_counts_those(tmp_path):
+    def results(until):
+        file = tmp_path / f"{until}.xml"
+        test = "tests/packaging/test_where_time_goes.py::test_by_file"
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
+        subprocess.run(
+            [*command, f"--junitxml={file}"],
+            cwd=ROOT,
+            env=os.environ | {conftest.UNTIL: str(until), "PYTEST_ADDOPTS": ""},
+            check=True,
+            timeout=100,
+        )
+        return file.read_text()
+
+    counted = f'message="{conftest.PASSED_OVER}"'
+    assert counted in results(0.0) and counted not in results(time.time() + 1000.0)
+    run = (ROOT / ".ci/run").read_text()
+    assert counted in run and conftest.UNTIL in run
