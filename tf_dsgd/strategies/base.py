@@ -395,10 +395,10 @@ class DistributedStrategy(tf.distribute.Strategy):
                 step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
             )
             self.engine.prepare(program)
+            fit_program = FitProgram(program, step, fn, token.element_spec)
         if (held := self.placement.held()) != self._announced:
             self._announced = held
             self.cluster.announce(held, self.placement.parts is not None)
-        fit_program = FitProgram(program, step, fn, token.element_spec)
         self.batches.programs.add(fit_program)
         if tf.executing_eagerly():
             self._eager_programs[key] = fit_program

@@ -57,7 +57,7 @@ class Logs:
     """What a training step of `fit` returns.
 
     Args:
-        show: gives the logs, from variables; it is traced once, when it is first needed.
+        show: gives the logs, from variables; it is traced once.
         running: the program's metrics, which know when workers have reported.
         reported: variables that change only when workers report.
     """
@@ -79,9 +79,14 @@ class Logs:
         logs = self._shown[1]
         return dict(logs) if isinstance(logs, dict) else logs
 
+    def trace(self) -> None:
+        """Traces what `now` calls."""
+        with tf.init_scope():
+            concrete = tf.function(self._show, autograph=False).get_concrete_function()
+        self._stays = _tf.depends_on_alone(concrete, self._reported)
+        self._traced = _tf.BoundFunction(concrete, concrete.captured_inputs)
+
     def _read(self) -> Any:
         if self._traced is None:
-            concrete = tf.function(self._show, autograph=False).get_concrete_function()
-            self._stays = _tf.depends_on_alone(concrete, self._reported)
-            self._traced = _tf.BoundFunction(concrete, concrete.captured_inputs)
-        return self._traced()
+            self.trace()
+        return self._traced()  # type: ignore[misc]
