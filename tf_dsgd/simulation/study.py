@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -396,6 +397,7 @@ class _Nothing:
     flush = None
     ends_with_fetch = can_be_late = False
     show = begin_anew = None
+    running = types.SimpleNamespace(begin=lambda: None)
 
     def __init__(self, num_workers: int):
         self.fetch = self.work = [lambda *_: None] * num_workers
