@@ -111,18 +111,17 @@ class Source:
         """Starts an epoch."""
         self.epochs += 1
         seed = self.seed + self.epochs
-        return Progress(
-            [self._maker(p, seed) for p in range(self._num_pipelines)], list(self.sizes)
-        )
+        makers = [self._maker(p, seed) for p in range(self._num_pipelines)]
+        return Progress(makers, list(self.sizes), seed)
 
     def _maker(self, pipeline: int, seed: int) -> Any:
-        """(batches to skip) -> an iterator."""
-        if pipeline not in self._makers:
-            concrete, serves_all = self._traced(pipeline, seed)
-            if not serves_all:
-                return lambda skip: concrete(skip, tf.constant(seed, tf.int64))
+        """(batches to skip, the epoch's seed) -> an iterator."""
+        if pipeline in self._makers:
+            return self._makers[pipeline]
+        concrete, serves_all = self._traced(pipeline, seed)
+        if serves_all:
             self._makers[pipeline] = concrete
-        return lambda skip: self._makers[pipeline](skip, tf.constant(seed, tf.int64))
+        return concrete
 
     def _traced(self, pipeline: int, number: int) -> tuple[Any, bool]:
         """(skip, seed) -> an iterator; and whether the seed may be another than `number`."""
@@ -163,8 +162,9 @@ class Progress:
     All methods but those on iterators are called under the engine's lock or from the main thread.
     """
 
-    def __init__(self, makers: list[Any], sizes: list[int]):
+    def __init__(self, makers: list[Any], sizes: list[int], seed: int = 0):
         self._makers = makers
+        self._seed = seed
         infinite = any(size == tf.data.INFINITE_CARDINALITY for size in sizes)
         self._sizes = [1 << 62 if s == tf.data.INFINITE_CARDINALITY else s for s in sizes]
         self._next = [0] * len(sizes)
@@ -266,9 +266,10 @@ class Progress:
         """The worker's iterator at a segment's first batch; call it on the worker's device."""
         held = self._iterators.get(worker)
         if held is None or held[:3] != (incarnation, segment.pipeline, segment.start):
-            with tf.device(None):  # see AttendedEngine._here
+            with tf.device(None):  # not made on a worker, which may be stopped
                 start = tf.constant(segment.start, tf.int64)
-            handle = self._makers[segment.pipeline](start)
+                seed = tf.constant(self._seed, tf.int64)
+            handle = self._makers[segment.pipeline](start, seed)
         else:
             handle = held[3]
         end = segment.start + segment.count
