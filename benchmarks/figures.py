@@ -48,13 +48,13 @@ def threads_in_short() -> str:
     best = _better(results, PLAIN, PLAIN_20)
     rows = [
         [
-            f"`push_every={period}, fetch_every={period}{also}`",
+            f"`push_every={period}, fetch_every={period}`",
             _ratio(results, name, _better(results, PLAIN)),
             _ratio(results, name, best),
             _ratio(results, name, _better(results, group["limits"][name])),
         ]
-        for period, also in ((20, ""), (20, ", steps_per_execution=20"), (5, ""), (1, ""))
-        for name in [f"Downpour, periods of {period}{also}"]
+        for period in (20, 5, 1)
+        for name in [f"Downpour, periods of {period}"]
     ]
     header = ["two threads", "beside plain `fit`", "at its better setting", "of bare threads"]
     return f"{runs.table(header, rows)}\n\n{_origin(record)}"
