@@ -345,3 +345,25 @@ def drawn(arrays, batch_size):
 def packed(strategy, arrays, batch_size):
     """Mini-batches as they are sent to a worker process for one round."""
     return strategy.engine.program.step.packing.pack(drawn(arrays, batch_size))
+
+
+class OwnLogs(keras.Model):
+    """Reports the loss of each mini-batch by a name, and no metric."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+        self.layer = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {self.log: loss}

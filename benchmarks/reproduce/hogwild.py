@@ -274,12 +274,13 @@ def plot(results: list[dict], path: str) -> None:
     for column, problem in enumerate(problems):
         here = [r for r in results if r["problem"] == problem]
         densities = [100 * r["density"] for r in here]
+        styles = {"": "-"}  # by the number of threads; one thread's line is grey
         for name in here[0]["steps_per_second"]:
             if name == SKLEARN:
                 continue
             paper, _, number = name.partition(", ")
             color = {"Hogwild!": "C0", "AIG": "C1", "round-robin": "C2"}.get(paper, "0.5")
-            style = ["-", "--", ":"][sorted({"", "2", number}).index(number) - 1] if number else "-"
+            style = styles.setdefault(number, ["-", "--", ":", "-."][(len(styles) - 1) % 4])
             of = {"color": color, "ls": style, "marker": "o", "ms": 3}
             label = f"{paper}, {number} threads" if number else name
             found = [statistics.median(ratios(r, name, ONE)) for r in here]

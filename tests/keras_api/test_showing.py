@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 from tf_dsgd import _tf
 from tf_dsgd.strategies import handing_out
 from tf_dsgd.strategies.showing import Logs, ShowingStep, step_of_keras
@@ -32,27 +33,6 @@ class Rate(keras.metrics.Metric):
         return self.seen * 0.0 + self.optimizer.learning_rate
 
 
-class Own(keras.Model):
-    """Reports the loss of each mini-batch, and no metric."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = keras.layers.Dense(1)
-
-    def build(self, shape):
-        self.layer.build(shape)
-
-    def call(self, x):
-        return self.layer(x)
-
-    def train_step(self, batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-        return {"own": loss}
-
-
 class Noted(keras.callbacks.Callback):
     """Every step's logs; halves the rate at each step, and spoils what it was given."""
 
@@ -70,7 +50,7 @@ class Noted(keras.callbacks.Callback):
 
 def make(kind, steps_per_execution):
     keras.utils.set_random_seed(0)
-    model = Own() if kind == "own" else keras.Sequential([keras.layers.Dense(1)])
+    model = helpers.OwnLogs("own") if kind == "own" else keras.Sequential([keras.layers.Dense(1)])
     rate = Rate()
     metrics = {"own": None, "plain": ["mae"], "rate": [rate]}[kind]
     model.compile(

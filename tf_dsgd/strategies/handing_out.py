@@ -215,9 +215,11 @@ class FitProgram:
         if self.model is not None and not tf.executing_eagerly():
             self.run_by = step_of_keras(self.model)
         self.shows_own_logs = self.of_keras and step.shows_own_logs
-        self.logs = Logs(self._logs, program.running, [*program.running.sums, *program.logs])
+        self.logs = None
+        """What a `ShowingStep` shows; traced now, where an interrupt waits for its end."""
         if self.run_by is not None:
-            self.logs.trace()  # now, where an interrupt waits for its end
+            reported = [*program.running.sums, *program.logs]
+            self.logs = Logs(self._logs, program.running, reported)
 
     def step_of_chief(self) -> Any:
         """Counts that a step was run; shows all workers' metrics, or the latest outputs of one."""

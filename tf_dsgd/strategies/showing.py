@@ -57,17 +57,17 @@ class Logs:
     """What a training step of `fit` returns.
 
     Args:
-        show: gives the logs, from variables; it is traced once.
+        show: gives the logs, from variables; it is traced here.
         running: the program's metrics, which know when workers have reported.
         reported: variables that change only when workers report.
     """
 
     def __init__(self, show: Any, running: Any, reported: Any):
-        self._show = show
         self._running = running
-        self._reported = reported
-        self._traced: _tf.BoundFunction | None = None
-        self._stays = False
+        with tf.init_scope():
+            concrete = tf.function(show, autograph=False).get_concrete_function()
+        self._read = _tf.BoundFunction(concrete, concrete.captured_inputs)
+        self._stays = _tf.depends_on_alone(concrete, reported)
         """Whether the logs are the same until a worker reports."""
         self._shown: tuple[int, Any] | None = None
 
@@ -78,15 +78,3 @@ class Logs:
             self._shown = edition, self._read()
         logs = self._shown[1]
         return dict(logs) if isinstance(logs, dict) else logs
-
-    def trace(self) -> None:
-        """Traces what `now` calls."""
-        with tf.init_scope():
-            concrete = tf.function(self._show, autograph=False).get_concrete_function()
-        self._stays = _tf.depends_on_alone(concrete, self._reported)
-        self._traced = _tf.BoundFunction(concrete, concrete.captured_inputs)
-
-    def _read(self) -> Any:
-        if self._traced is None:
-            self.trace()
-        return self._traced()  # type: ignore[misc]
