@@ -135,6 +135,7 @@ class Killer(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         for thread in self.threads:
             thread.join()
+        self.killed.sort()  # on a busy machine the later of two threads may be done first
         self.epochs = epoch + 1
         untouched = len(self.left) == len(self.before)
         self.came_back = not self.plan and untouched and self.all_take_part()
