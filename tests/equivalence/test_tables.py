@@ -413,3 +413,18 @@ def test_auto_splits_large_embeddings(monkeypatch):
     assert isinstance(large.get_layer("table").embeddings.value, tables.SplitTable)
     assert not isinstance(small.get_layer("table").embeddings.value, tables.SplitTable)
     assert not isinstance(large.get_layer("dense").kernel.value, tables.SplitTable)
+
+
+def test_what_no_process_could_be_sent_whole_is_refused_before_it_is_made(monkeypatch):
+    """TensorFlow's own error came as a worker fetched, without the weight's name."""
+    assert 2**30 < tf_dsgd.TFCluster.most_bytes_of_a_variable < 2**31
+    assert local().most_bytes_of_a_variable is None
+    monkeypatch.setattr(tf_dsgd.LocalCluster, "most_bytes_of_a_variable", ROWS * WIDTH * 4 - 1)
+    made = r'placement={"table/embeddings": tf_dsgd\.Rows\(\)}'
+    for make in (tf_dsgd.DownpourStrategy, tf_dsgd.PeriodicAveragingStrategy):
+        with make(local()).scope(), pytest.raises(ValueError, match=made):
+            model(SGD())
+    with tf_dsgd.DownpourStrategy(local(), placement=SPLIT).scope():
+        model(SGD())
+    with tf_dsgd.DownpourStrategy(local()).scope():
+        model(SGD(), rows=ROWS - 1)

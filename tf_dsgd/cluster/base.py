@@ -34,6 +34,8 @@ class Cluster(abc.ABC):
     """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
     runs_pipelines: ClassVar[bool] = False
     """Whether workers can run input pipelines of their own."""
+    most_bytes_of_a_variable: ClassVar[int | None] = None
+    """How large a variable may be that workers fetch whole; None for any size."""
     devices_per_worker: int = 1
     """Over how many devices a worker's replica can be laid."""
     gives_devices: ClassVar[str] = "devices_per_worker"

@@ -82,6 +82,7 @@ class TFCluster(Cluster):
     locked_in_graph = True
     workers_can_leave = True
     runs_pipelines = True
+    most_bytes_of_a_variable = 2**31 - 2**16  # a message of protobuf has less than 2**31
     gives_devices = "tasks_per_worker"
 
     _elsewhere: ClassVar[Mapping[str, str]] = {

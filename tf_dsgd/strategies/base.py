@@ -82,7 +82,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         cluster.configure()
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()
-        self.placement = Placement(self.num_shards)
+        self.placement = Placement(self.num_shards, cluster.most_bytes_of_a_variable)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
         self._checkpoint = Checkpoint(self.engine, algorithm.codec.keeps)

@@ -32,6 +32,7 @@ class Extended(_tf.StrategyExtended):
             lookups.answer()
             with strategy.engine.explained():
                 return strategy.adopt_table(splitting.made(strategy, kwargs))
+        strategy.placement.check(kwargs)
         shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with strategy.engine.explained():

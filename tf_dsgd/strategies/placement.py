@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -24,9 +26,15 @@ class ShardInfo:
 
 
 class Placement:
-    """Balances the shards by bytes. Called, it gives the table of `model_parallel`'s parts."""
+    """Balances the shards by bytes. Called, it gives the table of `model_parallel`'s parts.
 
-    def __init__(self, num_shards: int):
+    Args:
+        num_shards: how many there are.
+        most_bytes: how large a variable may be that is not split; None for any size.
+    """
+
+    def __init__(self, num_shards: int, most_bytes: int | None = None):
+        self._most_bytes = most_bytes
         self.split = Patterns(None)
         """Which tables are split by rows."""
         self.parts: Any = None
@@ -37,6 +45,21 @@ class Placement:
     def __call__(self) -> PartsTable:
         """Which layers are on which part of each worker, and what goes between the parts."""
         return PartsTable((), ()) if self.parts is None else self.parts.table()
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Refuses a variable of Keras, before it is made with these options, that is too large."""
+        created = _tf.variable_being_created(options.get("initial_value"))
+        if self._most_bytes is None or created is None:
+            return
+        shape, dtype = tuple(created[0].shape), tf.as_dtype(created[0].dtype)
+        size = math.prod(shape) * dtype.size
+        if size > self._most_bytes:
+            raise ValueError(
+                f"{created[0].path!r} of shape {shape} has {size / 1e9:.1f} GB, and TensorFlow "
+                f"sends no tensor above {self._most_bytes / 1e9:.1f} GB to another process, whole. "
+                "An embedding can be split by rows, as by DownpourStrategy(placement="
+                f'{{"{created[0].path}": tf_dsgd.Rows()}}); on a LocalCluster nothing is sent.'
+            )
 
     def place(self, beside: Any, synchronization: Any) -> int:
         """The shard for a new variable: a slot's beside its weight, a weight's the lightest."""
