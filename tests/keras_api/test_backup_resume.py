@@ -257,3 +257,30 @@ def test_late_workers_go_on(case, save_freq, tmp_path):
             case, tmp_path / str(number), copies[number], order=order, save_freq=save_freq
         )
         assert_equal(resumed, unbroken)
+
+
+@pytest.mark.parametrize("case", MARKED)
+def test_a_backup_goes_on_with_another_number_of_shards(case, tmp_path):
+    """What a shard does hangs on its own weights: three, one and five shards do the same."""
+    runs = [Run(case, tmp_path / "three", order={**DELAYS, "num_shards": 3})]
+    for n in (1, 5):
+        begun = runs[0].checkpoint(2)
+        order = {**DELAYS, "num_shards": n}
+        runs.append(Run(case, tmp_path / str(n), resumed_from=begun, order=order))
+        assert len(runs[-1].strategy.ledger().shards) == n
+    for values in zip(*(_seen_outside(run) for run in runs), strict=True):
+        for value in values[1:]:
+            np.testing.assert_array_equal(value, values[0])
+
+
+def _seen_outside(run):
+    optimizer, strategy = run.model.optimizer, run.strategy
+    for variable in (*run.model.weights, *optimizer.variables):
+        yield variable.numpy()
+    for worker in strategy.ledger().workers:
+        yield np.array([worker.steps, worker.sent, worker.applied, worker.refused])
+    for shard in strategy.ledger().shards:
+        assert shard.workers == strategy.ledger().shards[0].workers
+    yield np.array([strategy.steps, strategy.updates])
+    yield np.array(repr(strategy.staleness()))
+    yield np.array([run.history[name][-1] for name in ("loss", "mae")])

@@ -50,8 +50,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
       twice and others not. Finite data longer than `steps_per_epoch` begin anew with the epoch.
     - Each checkpoint drains the workers, which ends their periods early; the more often, the more
       this shows.
-    - Settings may be other than before (periods, rates, `fit`'s arguments). The learning rate is
-      that of the checkpoint. The strategy's class, the numbers of workers and shards, the
+    - Settings may be other than before (periods, rates, `fit`'s arguments, the number of shards).
+      The learning rate is that of the checkpoint. The strategy's class, the number of workers, the
       optimizer's class, and all variables must be the same.
     - Not kept: other callbacks' state, the state of Python's, NumPy's and TensorFlow's own random
       numbers, and what workers' time went to.

@@ -19,7 +19,6 @@ def origin_of(model: keras.Model, strategy: Any) -> dict[str, Any]:
     return {
         "strategy": type(strategy).__name__,
         "number of workers": strategy.num_workers,
-        "number of shards": strategy.num_shards,
         "optimizer": _name(model.optimizer),
         "outer optimizer": _name(outer),
         "weights": _variables(model.weights),

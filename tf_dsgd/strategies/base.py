@@ -480,7 +480,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """Sets the strategy's own state to what `state` gave, with as many workers.
 
         Raises:
-            ValueError: if the state is of another number of workers or shards, or does not fit;
+            ValueError: if the state is of another number of workers, or does not fit;
                 nothing is changed then.
         """
         self.check(state)

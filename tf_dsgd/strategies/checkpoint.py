@@ -2,7 +2,8 @@
 
 - `sequences`: messages that each worker has numbered; `handed_out`: mini-batches given to workers;
 - `version`, `books` (the counters of each worker), `staleness` and others: what each shard has
-  counted;
+  counted. At rest all have counted the same messages, so that where there are more shards or fewer
+  than there were, shard s of them goes on with the counts of shard s modulo those that there were;
 - `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th
   optimizer, as the shards have it (a scalar: as each shard has it, `[shards]`);
 - the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
@@ -145,17 +146,19 @@ class Checkpoint:
         """Looks whether `restore` can set what `take` gave; changes nothing.
 
         Raises:
-            ValueError: if the state is of another number of workers or shards, or of others'
-                variables, of another schedule, or not complete.
+            ValueError: if the state is of another number of workers, or of others' variables, of
+                another schedule, or not complete.
         """
+        arrays = self._for_shards_here(arrays)
         here = self._counts()
         missing = sorted(here.keys() - arrays.keys() - self._engine.state().keys())
-        shards = sum(name.startswith("version") for name in arrays)
         if "sequences" in arrays:
-            number = len(np.atleast_1d(arrays["sequences"]))
-            _check_number("workers", number, self._engine.num_workers, "with as many")
-        if shards:
-            _check_number("shards", shards, len(self._engine.shards), "with as many ps tasks")
+            number, workers = len(np.atleast_1d(arrays["sequences"])), self._engine.num_workers
+            if number != workers:
+                raise ValueError(
+                    f"This state is of {number} workers; the strategy has {workers}. Restore it "
+                    "with as many, or start from the weights alone."
+                )
         if missing:
             raise ValueError(f"The state is not complete: {missing} are missing.")
         for name, value in here.items():
@@ -171,6 +174,17 @@ class Checkpoint:
         self._check_kept(arrays)
         self._engine.check(arrays)
 
+    def _for_shards_here(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """With the counters of as many shards as there are here."""
+        shards, own = self._engine.shards, dict(arrays)
+        there = sum(re.fullmatch(r"version(_\d+)?", name) is not None for name in arrays)
+        for s, shard in enumerate(shards if there else ()):
+            for name in shard.state():
+                found = _of_shard(name, s % there)
+                if found in arrays:
+                    own[_of_shard(name, s)] = arrays[found]
+        return own
+
     def _check_kept(self, arrays: Mapping[str, np.ndarray]) -> None:
         """What a codec has held back is a part of the training: it is not left out unsaid."""
         found = {match[1] for match in map(_CELL.match, arrays) if match}
@@ -183,8 +197,9 @@ class Checkpoint:
 
     def _check_variable(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
         shape, dtype = tuple(variable.shape.as_list()), np.dtype(variable.dtype.as_numpy_dtype)
+        shards = max(1, np.size(arrays.get(name, 0)))  # any number of them
         several = {
-            name: shape or (len(self._engine.shards),),
+            name: shape or (shards,),
             name + _OF_WORKERS: (self._engine.num_workers, *shape),
         }
         for each, expected in several.items():
@@ -199,7 +214,7 @@ class Checkpoint:
         """
         self.check(arrays)
         self._engine.quiesce()
-        engine, rest = self._engine, dict(arrays)
+        engine, rest = self._engine, self._for_shards_here(arrays)
         counts = {name: rest.pop(name) for name in self._counts() if name in rest}
         for s, shard in enumerate(engine.shards):
             own = {name: counts[_of_shard(name, s)] for name in shard.state()}
@@ -230,7 +245,7 @@ class Checkpoint:
                     variable.primary.assign(value)
                 else:
                     for s in range(len(self._engine.shards)):
-                        variable.on_shard(s).assign(value[s])
+                        variable.on_shard(s).assign(value[s % len(value)])
             if name + _OF_WORKERS in arrays:
                 variable.restore_copies(_as(arrays[name + _OF_WORKERS], dtype))
 
@@ -254,14 +269,6 @@ def _assign_copy(values: np.ndarray, worker: int, copy: tf.Variable) -> None:
 def _is_variable(name: str) -> bool:
     kinds = tuple(f"{kind.name.lower()}_" for kind in Kind)
     return name.startswith((*kinds, "optimizer_"))
-
-
-def _check_number(what: str, found: int, expected: int, remedy: str) -> None:
-    if found != expected:
-        raise ValueError(
-            f"This state is of {found} {what}; the strategy has {expected}. Restore it {remedy}, "
-            "or start from the weights alone."
-        )
 
 
 def _check_alike(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:
