@@ -259,11 +259,23 @@ def test_late_workers_go_on(case, save_freq, tmp_path):
         assert_equal(resumed, unbroken)
 
 
-@pytest.mark.parametrize("case", MARKED)
+# Counters, what is collected on shards, workers' weights, and a scalar of each shard's own.
+SHARDED = {"downpour_3_5", "softsync_bounded", "elastic_momentum", "nadam"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in SHARDED else pytest.mark.long)
+        for case in CASES
+        # Peers have no shards; a shard that trains nothing could not adapt a loss scale.
+        if case not in ("peers", "loss_scale")
+    ],
+)
 def test_a_backup_goes_on_with_another_number_of_shards(case, tmp_path):
-    """What a shard does hangs on its own weights: three, one and five shards do the same."""
-    runs = [Run(case, tmp_path / "three", order={**DELAYS, "num_shards": 3})]
-    for n in (1, 5):
+    """What a shard does hangs on its own weights: five, of which one has none, and one do the same."""
+    runs = [Run(case, tmp_path / "five", order={**DELAYS, "num_shards": 5})]
+    for n in (1, 3):
         begun = runs[0].checkpoint(2)
         order = {**DELAYS, "num_shards": n}
         runs.append(Run(case, tmp_path / str(n), resumed_from=begun, order=order))
@@ -276,7 +288,8 @@ def test_a_backup_goes_on_with_another_number_of_shards(case, tmp_path):
 def _seen_outside(run):
     optimizer, strategy = run.model.optimizer, run.strategy
     for variable in (*run.model.weights, *optimizer.variables):
-        yield variable.numpy()
+        if variable.shape:  # of a scalar one sees the first shard's, which may train nothing
+            yield variable.numpy()
     for worker in strategy.ledger().workers:
         yield np.array([worker.steps, worker.sent, worker.applied, worker.refused])
     for shard in strategy.ledger().shards:

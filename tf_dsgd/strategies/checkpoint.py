@@ -104,7 +104,7 @@ class Checkpoint:
                 continue
             here = held is not None and (id(variable) not in held or not variable.shape.rank)
             if here or workers is not None or id(variable) in own:
-                arrays[name] = self._on_shards(variable)
+                arrays[name] = self._on_shards(name, variable)
             if workers is not None:
                 arrays[name + _OF_WORKERS] = workers
         for name, cell in self._cells():
@@ -134,11 +134,23 @@ class Checkpoint:
         arrays["handed_out"] = np.array(self._engine.handed_out, np.int64)
         return arrays | self._engine.state()
 
-    def _on_shards(self, variable: Any) -> np.ndarray:
+    def _on_shards(self, name: str, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
+        # A shard that holds none of an optimizer's slots runs no step of it, and its scalars, such
+        # as NAdam's product, stay: another shard has them right, should it hold slots later on.
+        runs = sorted(self._shards_with_slots(name.rpartition("_")[0]))
         shards = range(len(self._engine.shards))
-        return np.stack([variable.on_shard(s).numpy() for s in shards])
+        where = [s if s in runs or not runs else runs[0] for s in shards]
+        return np.stack([variable.on_shard(s).numpy() for s in where])
+
+    def _shards_with_slots(self, group: str) -> set[int]:
+        """On which shards an optimizer has slots; of another group, none."""
+        held: set[int] = set()
+        for name, variable in self._all():
+            if name.rpartition("_")[0] == group and variable.shape.rank:
+                held |= {s for s in range(len(self._engine.shards)) if variable.is_on(s)}
+        return held
 
     # -- setting ----------------------------------------------------------------------------
 
