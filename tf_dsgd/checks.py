@@ -7,6 +7,7 @@ text. Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import math
 import numbers
@@ -14,12 +15,14 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 # Python cannot wait much longer (threading.TIMEOUT_MAX); it is 30 years.
 _MOST_SECONDS = 1e9
+
+_Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def whole(value: Any) -> int | None:
@@ -134,15 +137,17 @@ def call(
     given: Sequence[Any],
     named: Mapping[str, Any],
     *,
+    hands_on: bool = False,
     elsewhere: Mapping[str, str] | None = None,
     examples: Mapping[str, str] | None = None,
 ) -> None:
-    """Whether what a class is called with are its arguments, before Python says it without a hint.
+    """Whether what is called takes these arguments, before Python says it without a hint.
 
     Args:
-        made: the class.
+        made: a class, or a function.
         given: arguments by their place.
         named: arguments by their names.
+        hands_on: what a class takes by `**` are arguments of the classes it is made from.
         elsewhere: of arguments that it does not have and others may: what to write instead.
         examples: of arguments that it needs: a value.
 
@@ -150,28 +155,82 @@ def call(
         TypeError: if they are not.
     """
     name, signature = made.__name__, inspect.signature(made)
-    taken = signature.parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in taken.values()):
+    kinds = inspect.Parameter
+    open_ended = any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values())
+    if open_ended and not hands_on:
         return  # whoever is behind it knows
-    its = f"Its arguments: {', '.join(taken)}."
-    for wrong in named.keys() - taken.keys():
-        if wrong in (elsewhere or {}):
-            raise TypeError(f"{name} has no argument {wrong!r}. {(elsewhere or {})[wrong]}")
+    own = {n: p for n, p in signature.parameters.items() if p.kind is not kinds.VAR_KEYWORD}
+    elsewhere, taken = elsewhere or {}, list(own)
+    if open_ended:
+        taken += [n for n in _handed_on(made) if n not in own and n not in elsewhere]
+    its = f"Its arguments: {', '.join(taken)}." if taken else "It takes none."
+    for wrong in named.keys() - taken:
+        received = f"Received: {wrong}={named[wrong]!r}."
+        if wrong in elsewhere:
+            raise TypeError(f"{name} has no argument {wrong!r}. {elsewhere[wrong]} {received}")
         near = difflib.get_close_matches(wrong, taken, n=1, cutoff=0.75)
         near = near or [full for full in taken if full.startswith(f"{wrong}_")]
         hint = f": did you mean {near[0]}?" if near else f". {its}"
-        raise TypeError(f"{name} has no argument {wrong!r}{hint}")
-    by_place = [p for p in taken.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    if len(given) > len(by_place) and len(by_place) < len(taken):
-        first = list(taken)[len(by_place)]
+        raise TypeError(f"{name} has no argument {wrong!r}{hint} {received}")
+    by_place = [p.name for p in own.values() if p.kind is kinds.POSITIONAL_OR_KEYWORD]
+    if len(given) > len(by_place):
+        extra = given[len(by_place)]
+        first = next((n for n in taken if n not in by_place), None)
+        places = f"{len(by_place)} argument(s) by their place ({', '.join(by_place)})"
+        others = f" and the others by their names, as {first}={extra!r}" if first else ""
+        takes = f"{places}{others}. {its}" if taken else "no arguments."
+        raise TypeError(f"{name} takes {takes} Received: {extra!r}.")
+    for again in named.keys() & by_place[: len(given)]:
         raise TypeError(
-            f"{name} takes {len(by_place)} argument(s) by their place "
-            f"({', '.join(p.name for p in by_place)}) and the others by their names, as "
-            f"{first}={given[len(by_place)]!r}. {its}"
+            f"{name} was given {again!r} twice, by its place and by its name. "
+            f"Received: {given[by_place.index(again)]!r} and {again}={named[again]!r}."
         )
-    got = {*named, *(p.name for p in by_place[: len(given)])}
-    for needed, parameter in taken.items():
-        if parameter.default is inspect.Parameter.empty and needed not in got:
+    got = {*named, *by_place[: len(given)]}
+    for needed, parameter in own.items():
+        if parameter.default is kinds.empty and needed not in got:
             as_in = (examples or {}).get(needed)
             shown = f", as {needed}={as_in}" if as_in else ""
             raise TypeError(f"{name} needs the argument {needed!r}{shown}. {its}")
+
+
+def _handed_on(made: Any) -> list[str]:
+    """The arguments of the classes that `made` is made from, as far as `**` leads."""
+    found = []
+    for base in made.__mro__[1:]:
+        if "__init__" not in vars(base):
+            continue
+        parameters = [*inspect.signature(base.__init__).parameters.values()][1:]
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found += [p.name for p in parameters if p.kind in named]
+        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def called(
+    *,
+    hands_on: bool = False,
+    elsewhere: Mapping[str, str] | None = None,
+    examples: Mapping[str, str] | None = None,
+) -> Callable[[_Made], _Made]:
+    """Decorates a public class or function: `call` looks at what it is called with.
+
+    Of a class this is what its `__init__` is called with, also by a subclass.
+    """
+
+    def decorate(made: Any) -> Any:
+        is_class = isinstance(made, type)
+        function = made.__init__ if is_class else made
+
+        @functools.wraps(function)
+        def checked(*args: Any, **named: Any) -> Any:
+            given = args[is_class:]  # without `self`
+            call(made, given, named, hands_on=hands_on, elsewhere=elsewhere, examples=examples)
+            return function(*args, **named)
+
+        if not is_class:
+            return checked
+        made.__init__ = checked
+        return made
+
+    return decorate

@@ -6,13 +6,14 @@ import tensorflow as tf
 from absl import logging
 
 from tf_dsgd import _tf
-from tf_dsgd.checks import integer, truth
+from tf_dsgd.checks import called, integer, truth
 
 __all__ = ["configure_memory"]
 
 _configured = False
 
 
+@called()
 def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
     """Lets TensorFlow take GPU memory as it needs it, or up to a limit.
 

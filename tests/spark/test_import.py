@@ -41,3 +41,17 @@ def test_a_public_name_has_an_example_that_runs(name):
     test = doctest.DocTestParser().get_doctest(text, names, name, None, 0)
     assert any("tf_dsgd." in example.source for example in test.examples)
     assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.mark.parametrize("name", ["DeepDist", "Distributor", "partitions"])
+def test_what_a_public_name_is_called_with_is_looked_at(name):
+    pytest.importorskip("pyspark", reason='pyspark is not installed: pip install "tf_dsgd[spark]"')
+    made = getattr(importlib.import_module("tf_dsgd.spark"), name)
+    needed = {"DeepDist": "model", "Distributor": "num_workers", "partitions": "df"}[name]
+    for given, said in (
+        ({needed: 1, "zzz": 2}, f"{name} has no argument 'zzz'. Its arguments: {needed}, .*zzz=2"),
+        ({}, f"{name} needs the argument '{needed}'"),
+        ({needed: "a", **({"columns": "x", "batch_size": 1} if needed == "df" else {})}, needed),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            made(**given)

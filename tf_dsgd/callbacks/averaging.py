@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from absl import logging
 
-from tf_dsgd.checks import integer, one_of, period, positive_seconds
+from tf_dsgd.checks import called, integer, one_of, period, positive_seconds
 from tf_dsgd.spmd import collectives
 from tf_dsgd.spmd.joint_logs import JointLogs, is_number
 from tf_dsgd.spmd.model_state import POLICIES, ModelState
@@ -47,6 +47,7 @@ class _Progress:
     validated: dict[str, Any] | None = None
 
 
+@called()
 class PeriodicAveraging(keras.callbacks.Callback):
     """Averages the models of equal processes, each of which runs the same plain Keras script.
 

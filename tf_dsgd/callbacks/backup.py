@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_dsgd import _tf, resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 from tf_dsgd.callbacks.checkpoint_origin import check_origin, origin_of
-from tf_dsgd.checks import folder, positive_int, truth
+from tf_dsgd.checks import called, folder, positive_int, truth
 from tf_dsgd.console import before_training, say
 from tf_dsgd.strategies.base import DistributedStrategy
 
@@ -24,6 +24,7 @@ _WEIGHTS, _METADATA, _STATE = "latest.weights.h5", "training_metadata.json", "st
 _BESIDE_EACH, _BESIDE_ALL = 2_000, 200_000
 
 
+@called(hands_on=True, examples={"backup_dir": '"backups/today"'})
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
     """Keras's `BackupAndRestore`, whose checkpoints are complete under a `tf_dsgd` strategy.
 

@@ -16,7 +16,7 @@ from tf_dsgd._requirements import installed
 from tf_dsgd.callbacks.measuring import Measures, Meter
 from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records
 from tf_dsgd.callbacks.sending import SendingMeter, Sent
-from tf_dsgd.checks import folder, positive_seconds, truth
+from tf_dsgd.checks import called, folder, positive_seconds, truth
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.strategies.base import DistributedStrategy
 
@@ -24,6 +24,7 @@ from tf_dsgd.strategies.base import DistributedStrategy
 _MOST_TIME = 0.02
 
 
+@called()
 class StalenessMonitor(keras.callbacks.Callback):
     """Measures how stale updates are, how fast each worker is, and what its time goes to.
 

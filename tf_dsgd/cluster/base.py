@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tf_dsgd import checks, floods, gpu, resuming
+from tf_dsgd import floods, gpu, resuming
 from tf_dsgd._tf_errors import FAILED, FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import positive_seconds
@@ -16,13 +16,6 @@ from tf_dsgd.engine.base import Engine
 
 class Cluster(abc.ABC):
     """Makes the engine on which a strategy runs."""
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        checks.call(cls, args, kwargs, elsewhere=cls._elsewhere, examples={"num_workers": "4"})
-        return super().__new__(cls)
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
-    """Arguments that other clusters have: what to write instead."""
 
     @abc.abstractmethod
     def configure(self) -> None:

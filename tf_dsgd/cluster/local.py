@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import ClassVar
 
 import tensorflow as tf
 from absl import logging
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.checks import positive_int
+from tf_dsgd.checks import called, positive_int
 from tf_dsgd.cluster.base import Cluster, configure_process
 from tf_dsgd.console import say
 from tf_dsgd.engine import devices, local
@@ -24,6 +22,16 @@ _MOST_THREADS = 1024
 _MANY_ON_ONE = 16  # threads on a core or GPU: more gain nothing
 
 
+_ELSEWHERE = {
+    "tasks_per_worker": "Its workers are threads, over whose devices a replica is laid: "
+    "devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
+    "num_shards": "All weights are on one shard. tf_dsgd.SimulatedCluster has num_shards; a "
+    "tf_dsgd.TFCluster has one for each ps task.",
+}
+"""Arguments that other clusters have: what to write instead."""
+
+
+@called(elsewhere=_ELSEWHERE)
 class LocalCluster(Cluster):
     """Workers are threads of this process; nothing is started.
 
@@ -53,13 +61,6 @@ class LocalCluster(Cluster):
     >>> tf_dsgd.LocalCluster(num_workers=2)
     LocalCluster(num_workers=2)
     """
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {
-        "tasks_per_worker": "Its workers are threads, over whose devices a replica is laid: "
-        "devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
-        "num_shards": "All weights are on one shard. tf_dsgd.SimulatedCluster has num_shards; a "
-        "tf_dsgd.TFCluster has one for each ps task.",
-    }
 
     def __init__(self, num_workers: int | None = None, devices_per_worker: int = 1):
         self.devices_per_worker = devices.checked(devices_per_worker)

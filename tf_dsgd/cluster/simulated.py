@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.checks import integer, positive_seconds
+from tf_dsgd.checks import called, integer, positive_seconds
 from tf_dsgd.cluster.base import Cluster, configure_process, late_after
 from tf_dsgd.engine import devices
 from tf_dsgd.engine import schedule as schedules
@@ -26,6 +26,14 @@ from tf_dsgd.simulation.faults import checked as checked_faults
 _MOST_WORKERS, _MOST_SHARDS = 100_000, 10_000
 
 
+_ELSEWHERE = {
+    "tasks_per_worker": "Its workers take turns in this process, over whose devices a replica "
+    "is laid: devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
+}
+"""Arguments that other clusters have: what to write instead."""
+
+
+@called(elsewhere=_ELSEWHERE, examples={"num_workers": "4"})
 class SimulatedCluster(Cluster):
     """Workers that take turns on a virtual clock: the same run every time.
 
@@ -89,11 +97,6 @@ class SimulatedCluster(Cluster):
     >>> tf_dsgd.SimulatedCluster(2, compute_seconds=[1.0, 3.0], network_seconds=0.0, seed=0)
     SimulatedCluster(2, compute_seconds=[1.0, 3.0], network_seconds=0.0, seed=0)
     """
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {
-        "tasks_per_worker": "Its workers take turns in this process, over whose devices a replica "
-        "is laid: devices_per_worker. Tasks are of a tf_dsgd.TFCluster.",
-    }
 
     def __init__(
         self,

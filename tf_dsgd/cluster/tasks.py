@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from tf_dsgd import _version
 from tf_dsgd.algorithm import ExchangeRule
-from tf_dsgd.checks import positive_seconds
+from tf_dsgd.checks import called, positive_seconds
 from tf_dsgd.cluster.base import Cluster, configure_process, late_after
 from tf_dsgd.console import before_training, say
 from tf_dsgd.engine import devices, remote
@@ -20,7 +20,17 @@ from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.transport import cluster_spec, listening
 from tf_dsgd.transport.connection import Connection, connect
 
+_ELSEWHERE = {
+    "num_workers": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
+    "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
+    "num_ps": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
+    "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
+    "devices_per_worker": "A replica is laid over tasks: tasks_per_worker.",
+}
+"""Arguments that other clusters have: what to write instead."""
 
+
+@called(elsewhere=_ELSEWHERE)
 class TFCluster(Cluster):
     """Worker and ps processes of a TensorFlow cluster; this process is their chief.
 
@@ -84,14 +94,6 @@ class TFCluster(Cluster):
     runs_pipelines = True
     most_bytes_of_a_variable = 2**31 - 2**16  # a message of protobuf has less than 2**31
     gives_devices = "tasks_per_worker"
-
-    _elsewhere: ClassVar[Mapping[str, str]] = {
-        "num_workers": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
-        "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
-        "num_ps": "TF_CONFIG, or the ClusterSpec, says how many tasks there are; the launcher "
-        "makes both: python -m tf_dsgd.launch --workers 4 --ps 1 train.py",
-        "devices_per_worker": "A replica is laid over tasks: tasks_per_worker.",
-    }
 
     def __init__(
         self,

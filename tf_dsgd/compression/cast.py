@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from tf_dsgd import algorithm, arithmetic
 from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.checks import one_of
+from tf_dsgd.checks import called, one_of
 
 
+@called(examples={"dtype": '"bfloat16"'})
 @dataclasses.dataclass(frozen=True)
 class Cast(algorithm.Codec):
     """Messages, and what is fetched, travel rounded to 16 bits.

@@ -11,10 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd.checks import called
 from tf_dsgd.compression.bits import packed, unpacked
 from tf_dsgd.compression.lossy import ErrorFeedback, Memory, number_of, product
 
 
+@called()
 @dataclasses.dataclass(frozen=True)
 class EFSign(ErrorFeedback):
     """Sends the sign of each element, and one scale for each weight.

@@ -14,10 +14,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd.checks import called
 from tf_dsgd.compression.bits import packed, unpacked
 from tf_dsgd.compression.lossy import ErrorFeedback, Memory, product
 
 
+@called()
 @dataclasses.dataclass(frozen=True)
 class OneBit(ErrorFeedback):
     """Sends the sign of each element, and two numbers for each column.

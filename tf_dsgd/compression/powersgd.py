@@ -11,12 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.checks import positive_int
+from tf_dsgd.checks import called, positive_int
 from tf_dsgd.compression.lossy import ErrorFeedback, Memory
 
 _FIRST = (2, 7)  # the seed of the first Q, the same on all workers
 
 
+@called(examples={"rank": "4"})
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(ErrorFeedback):
     """Sends a matrix of low rank in place of each gradient, found by a step of power iteration.

@@ -13,10 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.checks import integer
+from tf_dsgd.checks import called, integer
 from tf_dsgd.compression.lossy import Lossy, Memory
 
 
+@called(examples={"levels": "4"})
 @dataclasses.dataclass(frozen=True)
 class QSGD(Lossy):
     """Sends each element as one of a few levels of the norm, right in the mean.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd.checks import real, truth
+from tf_dsgd.checks import called, real, truth
 from tf_dsgd.compression import golomb
 from tf_dsgd.compression.lossy import Lossy, Memory, product, spread
 
@@ -25,6 +25,7 @@ _MOST_PLACES = 1 << 31
 _PIECE, _MOST_PIECES = 1 << 19, 64
 
 
+@called(examples={"tau": "0.002"})
 @dataclasses.dataclass(frozen=True)
 class Threshold(Lossy):
     """Sends tau and a sign for each element whose residual has grown above tau, and nothing else.

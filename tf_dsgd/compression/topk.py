@@ -14,10 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.checks import real
+from tf_dsgd.checks import called, real
 from tf_dsgd.compression.lossy import Lossy, Memory, number_of, product, spread
 
 
+@called(examples={"fraction": "0.01"})
 @dataclasses.dataclass(frozen=True)
 class TopK(Lossy):
     """Sends the largest elements of what has gathered, and keeps the rest for later messages.

@@ -6,11 +6,12 @@ from typing import Any
 
 import keras
 
-from tf_dsgd.checks import truth
+from tf_dsgd.checks import called, truth
 from tf_dsgd.optimizers import delay
 
 
 @keras.saving.register_keras_serializable("tf_dsgd")
+@called(hands_on=True, elsewhere={"learning_rate": "zeta is block_learning_rate."})
 class BlockMomentum(keras.optimizers.SGD):
     """Momentum over averages of many workers' weights: blockwise model-update filtering, BMUF.
 

@@ -8,11 +8,13 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.checks import called
 from tf_dsgd.optimizers import delay
 from tf_dsgd.optimizers.delay import Part
 
 
 @keras.saving.register_keras_serializable("tf_dsgd")
+@called(hands_on=True)
 class DelayCompensatedSGD(delay.DelayTolerantOptimizer):
     """SGD that estimates what a delayed gradient would be at the current weights (DC-ASGD).
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_dsgd.checks import real
+from tf_dsgd.checks import called, real
 
 
 class Delay(abc.ABC):
@@ -31,6 +31,7 @@ class Constant(Delay):
         return self.seconds
 
 
+@called(examples={"mean_seconds": "0.1"})
 @dataclasses.dataclass(frozen=True)
 class Exponential(Delay):
     """An exponentially distributed delay, drawn anew each time.
@@ -50,12 +51,13 @@ class Exponential(Delay):
     mean_seconds: float
 
     def __post_init__(self) -> None:
-        seconds("mean_seconds", self.mean_seconds)
+        _mean(self.mean_seconds)
 
     def draw(self, random: np.random.Generator, now: float) -> float:
         return float(random.exponential(float(self.mean_seconds)))
 
 
+@called(examples={"mean_seconds": "0.1"})
 @dataclasses.dataclass(frozen=True)
 class LogNormal(Delay):
     """A log-normally distributed delay: now and then several times the mean.
@@ -83,7 +85,7 @@ class LogNormal(Delay):
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        seconds("mean_seconds", self.mean_seconds)
+        _mean(self.mean_seconds)
         _number("sigma", self.sigma, 0.0, 10.0)
 
     def draw(self, random: np.random.Generator, now: float) -> float:
@@ -92,6 +94,7 @@ class LogNormal(Delay):
         return float(self.mean_seconds) * math.exp(sigma * (normal - sigma / 2))
 
 
+@called(examples={"mean_seconds": "0.1"})
 @dataclasses.dataclass(frozen=True)
 class Pareto(Delay):
     """A delay with a tail that falls as a power: rarely, but for certain, extremely long.
@@ -119,11 +122,11 @@ class Pareto(Delay):
     shape: float = 2.5
 
     def __post_init__(self) -> None:
-        seconds("mean_seconds", self.mean_seconds)
-        _number("shape", self.shape, 1.0, 1000.0)
-        if self.shape == 1:
+        _mean(self.mean_seconds)
+        if not 1 < real(self.shape) <= 1000:
             raise ValueError(
-                f"shape must be above 1: the mean would be infinite. Received: {self.shape!r}."
+                "shape must be a number above 1, where the mean is finite, and at most 1000. "
+                f"Received: {self.shape!r}."
             )
 
     def draw(self, random: np.random.Generator, now: float) -> float:
@@ -132,6 +135,7 @@ class Pareto(Delay):
         return least * (1.0 + float(random.pareto(shape)))
 
 
+@called(examples={"seconds": "0.1", "factor": "10"})
 @dataclasses.dataclass(frozen=True)
 class Straggler(Delay):
     """A delay that is several times as long, always or between two moments.
@@ -216,6 +220,14 @@ def bytes_per_second(value: Any) -> float | None:
             f"None for a network on which bytes take no time. Received: {value!r}."
         )
     return None if value is None else float(value)
+
+
+def _mean(value: Any) -> None:
+    if not 0 <= real(value) < 1e9:
+        raise ValueError(
+            "mean_seconds must be a number of virtual seconds of at least 0, below 1e9. "
+            f"Received: {value!r}."
+        )
 
 
 def _number(name: str, value: Any, least: float, most: float) -> None:

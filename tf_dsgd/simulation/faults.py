@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tf_dsgd.checks import entries, integer, one_of, real
+from tf_dsgd.checks import called, entries, integer, one_of, real
 
 __all__ = ["Fault", "fail_at", "fail_ps_at", "stop_at"]
 
 PHASES = ("fetch", "compute", "push", "lock")
 
 
+@called()
 @dataclasses.dataclass(frozen=True)
 class Fault:
     """What befalls one task; made by `fail_at`, `stop_at` and `fail_ps_at`.
@@ -34,6 +35,7 @@ class Fault:
     """After how many virtual seconds a worker is back, or goes on; None: never."""
 
     def __post_init__(self) -> None:
+        one_of("job", self.job, ("worker", "ps"))
         object.__setattr__(self, "index", integer(self.job, self.index, 0))
         object.__setattr__(self, "step", integer("step", self.step, 0))
         if self.job == "worker":
@@ -50,6 +52,7 @@ class Fault:
         object.__setattr__(self, "seconds", seconds)
 
 
+@called(examples={"worker": "1", "step": "50"})
 def fail_at(
     worker: int, step: int, phase: str = "compute", *, back_after: float | None = None
 ) -> Fault:
@@ -78,6 +81,7 @@ def fail_at(
     return Fault("worker", worker, step, phase, seconds=back_after)
 
 
+@called(examples={"worker": "1", "step": "50", "seconds": "3.0"})
 def stop_at(worker: int, step: int, phase: str = "compute", *, seconds: float) -> Fault:
     """A worker stops, as by SIGSTOP, and goes on.
 
@@ -104,6 +108,7 @@ def stop_at(worker: int, step: int, phase: str = "compute", *, seconds: float) -
     return Fault("worker", worker, step, phase, stops=True, seconds=seconds)
 
 
+@called(examples={"ps": "0", "step": "50"})
 def fail_ps_at(ps: int, step: int) -> Fault:
     """A ps task dies, and training with it: an error names it and the last checkpoint.
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import Algorithm
-from tf_dsgd.checks import entries, positive_int
+from tf_dsgd.checks import called, entries, positive_int
 from tf_dsgd.cluster import SimulatedCluster
 from tf_dsgd.engine.ledger import Ledger
 from tf_dsgd.engine.schedule import action_of
@@ -25,6 +25,7 @@ from tf_dsgd.strategies.variable import ReplicaVariable
 _KEPT = 16
 
 
+@called()
 @dataclasses.dataclass(frozen=True)
 class Simulation:
     """What `simulate` gives: one entry for every event in each list.
@@ -54,6 +55,7 @@ class Simulation:
     ledger: Ledger
 
 
+@called()
 def simulate(
     rule: Algorithm | DistributedStrategy,
     optimizer: Any,

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 from pyspark import cloudpickle
 
-from tf_dsgd.checks import positive_int
+from tf_dsgd.checks import called, positive_int
 from tf_dsgd.spark import gradient_task
 from tf_dsgd.spark.gradient_task import Job
 from tf_dsgd.spark.session import driver, jobs, session
@@ -44,6 +44,7 @@ class Counts:
     """Of each update, in their order: how many others were applied since its model was fetched."""
 
 
+@called()
 class DeepDist:
     """Trains a model by updates that Spark's tasks compute, one for each partition.
 

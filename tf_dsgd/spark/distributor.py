@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from pyspark import cloudpickle
 
-from tf_dsgd.checks import integer, positive_int, truth
+from tf_dsgd.checks import called, integer, positive_int, truth
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions, within
 from tf_dsgd.spark.session import driver, jobs, session, slots
@@ -35,6 +35,7 @@ _APART_SECONDS = 60.0
 _CHIEF = ["-m", "tf_dsgd.spark.chief"]
 
 
+@called(examples={"num_workers": "2"})
 class Distributor:
     """Trains on Spark's executors: a chief, ps tasks and workers, in one barrier stage.
 

@@ -18,7 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 from pyspark.sql import types
 
-from tf_dsgd.checks import integer, positive_int
+from tf_dsgd.checks import called, integer, positive_int
 from tf_dsgd.spark import rows_task
 
 cloudpickle.register_pickle_by_value(rows_task)
@@ -43,6 +43,7 @@ class Place:
     rows: int
 
 
+@called(examples={"columns": '("x", "y")', "batch_size": "32"})
 def partitions(
     df: Any, columns: tuple[Any, ...], batch_size: int, *, shuffle_rows: int = 0
 ) -> Partitions:

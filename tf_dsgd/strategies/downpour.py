@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dsgd.algorithm import Algorithm, Codec, LocalRule, ServerRule
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Periods
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
-from tf_dsgd.checks import integer, one_of, positive_int, real
+from tf_dsgd.checks import called, integer, one_of, positive_int, real
 from tf_dsgd.strategies.arguments import (
     check_staleness_factor,
     codec,
@@ -26,6 +26,7 @@ from tf_dsgd.strategies.rows.splitting import Patterns
 from tf_dsgd.strategies.rows.tables import Rows
 
 
+@called(examples={"learning_rate": "0.01"})
 @dataclasses.dataclass(frozen=True)
 class LocalSGD:
     """Plain SGD at a rate of its own, as a local rule.

@@ -10,11 +10,12 @@ from typing import Any
 import keras
 
 from tf_dsgd import _tf_parts
-from tf_dsgd.checks import positive_int, whole
+from tf_dsgd.checks import called, positive_int, whole
 from tf_dsgd.cluster import Cluster, resolve
 from tf_dsgd.strategies.parts.cutting import cut
 
 
+@called(examples={"parts": '{"encoder/.*": 0, "decoder/.*": 1}'})
 @dataclasses.dataclass(frozen=True)
 class ModelParallel:
     """Lays each worker's replica over several devices, for a model too large or too slow for one.

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import merged_rows
+from tf_dsgd.checks import called
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.rows.blocks import Blocks, rows_of_block
@@ -32,6 +33,7 @@ from tf_dsgd.strategies.variable import Kind, check_distributed, current_trace
 _LARGE = 256_000_000
 
 
+@called()
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """In `placement`: the tables whose path matches are split by rows over the shards.
