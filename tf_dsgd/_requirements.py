@@ -135,5 +135,5 @@ def is_program() -> bool:
     else:
         return False
     if asked[:1] == ["tf_dsgd"]:
-        return asked[1:2] == ["--version"] or SUBCOMMANDS.get("".join(asked[1:2])) in PROGRAMS
+        return asked[1:2] not in ([], ["selfcheck"])  # also of a command that there is not
     return bool(asked) and asked[0] in PROGRAMS

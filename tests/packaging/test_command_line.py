@@ -30,6 +30,17 @@ def test_the_version_without_importing_tensorflow():
     assert ended.stdout.split("\n")[:2] == [f"tf_dsgd {tf_dsgd.__version__}", "False"]
 
 
+@pytest.mark.parametrize("asked", ["--help", "lanch"])
+def test_the_usage_without_importing_tensorflow(asked):
+    """Which takes ten seconds, and has lines of its own above what it is asked for."""
+    code = (
+        f"import sys; sys.orig_argv[:] = ['python', '-m', 'tf_dsgd', {asked!r}];"
+        f"sys.argv[:] = ['-m', {asked!r}]; import tf_dsgd;"
+        "print('tensorflow' in sys.modules)"
+    )
+    assert run_python("-c", code, timeout=60.0).stdout == "False\n"
+
+
 def test_what_is_here():
     ended = run()
     assert ended.returncode == 0, ended.stderr
