@@ -273,7 +273,7 @@ SHARDED = {"downpour_3_5", "softsync_bounded", "elastic_momentum", "nadam"}
     ],
 )
 def test_a_backup_goes_on_with_another_number_of_shards(case, tmp_path):
-    """What a shard does hangs on its own weights: five, of which one has none, and one do the same."""
+    """What a shard does hangs on its own weights: five, of which one has none, do what one does."""
     runs = [Run(case, tmp_path / "five", order={**DELAYS, "num_shards": 5})]
     for n in (1, 3):
         begun = runs[0].checkpoint(2)
