@@ -288,7 +288,7 @@ def test_a_backup_goes_on_with_another_number_of_shards(case, tmp_path):
 def _seen_outside(run):
     optimizer, strategy = run.model.optimizer, run.strategy
     for variable in (*run.model.weights, *optimizer.variables):
-        if variable.shape:  # of a scalar one sees the first shard's, which may train nothing
+        if len(variable.shape):  # of a scalar one sees the first shard's, which may train nothing
             yield variable.numpy()
     for worker in strategy.ledger().workers:
         yield np.array([worker.steps, worker.sent, worker.applied, worker.refused])
