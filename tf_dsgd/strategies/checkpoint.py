@@ -21,7 +21,7 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -57,6 +57,8 @@ class Checkpoint:
         self._places = itertools.count()
         self._waiting: dict[str, np.ndarray] = {}
         """Restored, of variables that are not made yet."""
+        self._shards_there = 0
+        """How many shards there were of what was restored."""
         self._metrics: dict[str, np.ndarray] = {}
         """Restored, of metrics, which `fit` resets before an epoch begins."""
 
@@ -73,7 +75,7 @@ class Checkpoint:
         self._variables.append((name, weakref.ref(variable)))
         mine = {n: self._waiting.pop(n) for n in (name, name + _OF_WORKERS) if n in self._waiting}
         if mine:
-            self._check_variable(name, variable, mine)
+            self._check_variable(name, variable, mine, self._shards_there)
             self._set(name, variable, mine)
 
     def _all(self) -> Iterator[tuple[str, Any]]:
@@ -161,7 +163,7 @@ class Checkpoint:
             ValueError: if the state is of another number of workers, or of others' variables, of
                 another schedule, or not complete.
         """
-        arrays = self._for_shards_here(arrays)
+        given, arrays = arrays, self._for_shards_here(arrays)
         here = self._counts()
         missing = sorted(here.keys() - arrays.keys() - self._engine.state().keys())
         if "sequences" in arrays:
@@ -178,7 +180,7 @@ class Checkpoint:
                 _check_alike(name, arrays[name], value.shape, value.dtype)
         for name, variable in self._all():
             if variable.kind is not Kind.METRIC:
-                self._check_variable(name, variable, arrays)
+                self._check_variable(name, variable, arrays, _shards_of(given))
         for name, cell in self._cells():
             if name in arrays:
                 shape = (self._engine.num_workers, *cell.template.shape)
@@ -188,9 +190,8 @@ class Checkpoint:
 
     def _for_shards_here(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """With the counters of as many shards as there are here."""
-        shards, own = self._engine.shards, dict(arrays)
-        there = sum(re.fullmatch(r"version(_\d+)?", name) is not None for name in arrays)
-        for s, shard in enumerate(shards if there else ()):
+        there, own = _shards_of(arrays), dict(arrays)
+        for s, shard in enumerate(self._engine.shards if there else ()):
             for name in shard.state():
                 found = _of_shard(name, s % there)
                 if found in arrays:
@@ -207,9 +208,11 @@ class Checkpoint:
                 "saved, or start from the weights alone."
             )
 
-    def _check_variable(self, name: str, variable: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    def _check_variable(
+        self, name: str, variable: Any, arrays: Mapping[str, np.ndarray], shards: int
+    ) -> None:
+        """Of a state of so many shards."""
         shape, dtype = tuple(variable.shape.as_list()), np.dtype(variable.dtype.as_numpy_dtype)
-        shards = max(1, np.size(arrays.get(name, 0)))  # any number of them
         several = {
             name: shape or (shards,),
             name + _OF_WORKERS: (self._engine.num_workers, *shape),
@@ -233,6 +236,7 @@ class Checkpoint:
             shard.restore(own, engine.store.incarnations)
         engine.restore(arrays)
         engine.restored(counts["sequences"].tolist(), int(counts["handed_out"]))
+        self._shards_there = _shards_of(arrays)
         self._metrics = {}
         for name, variable in self._all():
             mine = {n: rest.pop(n) for n in (name, name + _OF_WORKERS) if n in rest}
@@ -267,7 +271,7 @@ class Checkpoint:
         metrics = [(n, v) for n, v in self._all() if v.kind is Kind.METRIC]
         try:
             for name, variable in metrics:
-                self._check_variable(name, variable, arrays)
+                self._check_variable(name, variable, arrays, self._shards_there)
         except ValueError:
             return
         for name, variable in metrics:
@@ -301,6 +305,11 @@ def _is_raw(found: np.dtype, dtype: np.dtype) -> bool:
 def _as(value: Any, dtype: Any) -> np.ndarray:
     value = np.asarray(value)
     return value.view(dtype) if _is_raw(value.dtype, np.dtype(dtype)) else value
+
+
+def _shards_of(arrays: Iterable[str]) -> int:
+    """How many shards a state is of."""
+    return sum(re.fullmatch(r"version(_\d+)?", name) is not None for name in arrays)
 
 
 def _of_shard(name: str, shard: int) -> str:
