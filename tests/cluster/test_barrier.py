@@ -48,8 +48,8 @@ def test_nobody_waits_for_a_worker_that_was_killed(run):
 def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
     """Nobody waits until it counts as lost, and what it sends when it goes on is refused.
 
-    As it is read it has nothing that another could do, and holds nobody up under a bound: there
-    it would count as late only after 60 s.
+    As it is read it has nothing that another could do, and holds nobody up under a bound for longer
+    than a late one.
     """
     options = (*MODULE, "--workers", "3", "--ps", "2")
     with processes.started(*options, str(SCRIPTS / "late.py"), *strategy) as process:

@@ -2,7 +2,7 @@
 
 Usage: late.py STRATEGY [reading]. Prints DONE with the seconds it was stopped for and what was
 counted. It is stopped as the chief calls it to compute; with `reading` as the chief reads what it
-shows, between two mini-batches: nobody is to wait for it then, so that no patience is needed.
+shows, between two mini-batches; with more patience then, as no other worker may count as late.
 """
 
 import json
@@ -70,7 +70,7 @@ class Stops(keras.callbacks.Callback):
 if __name__ == "__main__":
     reading = "reading" in sys.argv
     cluster = tf_dsgd.TFCluster(
-        worker_timeout_seconds=120.0, late_after_seconds=60.0 if reading else 1.0
+        worker_timeout_seconds=120.0, late_after_seconds=6.0 if reading else 1.0
     )
     strategy = MAKE[sys.argv[1]](cluster)
     with strategy.scope():
