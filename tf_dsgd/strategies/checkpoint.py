@@ -6,6 +6,9 @@
   than there were, shard s of them goes on with the counts of shard s modulo those that there were;
 - `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th
   optimizer, as the shards have it (a scalar: as each shard has it, `[shards]`);
+- `shards_of_weight` and `shards_of_optimizer_i`, `[shards]`: which of them hold more of it than
+  scalars, and so run a step. The others' scalars, such as NAdam's product, stay where they began;
+  where there are more shards or fewer than there were, no shard goes on with such a one;
 - the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
 - `KIND_n_CELL_of_workers`: what each worker's codec keeps for it, as a residual;
 - `virtual_seconds`, `delays`: a simulated cluster's clock, and where its delays go on.
@@ -37,6 +40,7 @@ from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 _OF_WORKERS = "_of_workers"
 _CELL = re.compile(r"(?:[a-z]+|optimizer_\d+)_\d+_([a-z]+)_of_workers$")
 """The names of what codecs keep."""
+_RUN_BY = "shards_of_"
 
 
 class Checkpoint:
@@ -59,6 +63,8 @@ class Checkpoint:
         """Restored, of variables that are not made yet."""
         self._shards_there = 0
         """How many shards there were of what was restored."""
+        self._ran_there: dict[str, np.ndarray] = {}
+        """Restored, which of them ran a step of what."""
         self._metrics: dict[str, np.ndarray] = {}
         """Restored, of metrics, which `fit` resets before an epoch begins."""
 
@@ -113,7 +119,7 @@ class Checkpoint:
             found, template = cell.read(), cell.template  # which may be a lost worker's
             zeros = np.zeros(template.shape.as_list(), template.dtype.as_numpy_dtype)
             arrays[name] = np.stack([found.get(m, zeros) for m in range(self._engine.num_workers)])
-        return arrays | self._waiting
+        return arrays | self._shards_that_run() | self._waiting
 
     def _cells(self) -> Iterator[tuple[str, Replicated]]:
         """What the codec keeps on workers, by its name here."""
@@ -139,20 +145,20 @@ class Checkpoint:
     def _on_shards(self, name: str, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
-        # A shard that holds none of an optimizer's slots runs no step of it, and its scalars, such
-        # as NAdam's product, stay: another shard has them right, should it hold slots later on.
-        runs = sorted(self._shards_with_slots(name.rpartition("_")[0]))
-        shards = range(len(self._engine.shards))
-        where = [s if s in runs or not runs else runs[0] for s in shards]
-        return np.stack([variable.on_shard(s).numpy() for s in where])
+        return np.stack([variable.on_shard(s).numpy() for s in range(len(self._engine.shards))])
 
-    def _shards_with_slots(self, group: str) -> set[int]:
-        """On which shards an optimizer has slots; of another group, none."""
-        held: set[int] = set()
+    def _shards_that_run(self) -> dict[str, np.ndarray]:
+        """Which shards hold weights, and which slots of each optimizer.
+
+        Some optimizers make scalars that Keras does not say are theirs: they are among the weights.
+        """
+        runs: dict[str, np.ndarray] = {}
         for name, variable in self._all():
-            if name.rpartition("_")[0] == group and variable.shape.rank:
-                held |= {s for s in range(len(self._engine.shards)) if variable.is_on(s)}
-        return held
+            group = name.rpartition("_")[0]
+            if group.startswith(("weight", "optimizer_")) and variable.shape.rank:
+                here = [variable.is_on(s) for s in range(len(self._engine.shards))]
+                runs[_RUN_BY + group] = np.array(here) | runs.get(_RUN_BY + group, False)
+        return runs
 
     # -- setting ----------------------------------------------------------------------------
 
@@ -185,6 +191,8 @@ class Checkpoint:
             if name in arrays:
                 shape = (self._engine.num_workers, *cell.template.shape)
                 _check_alike(name, arrays[name], shape, cell.template.dtype.as_numpy_dtype)
+        for name, value in _run_by(arrays).items():
+            _check_alike(name, value, (_shards_of(given),), np.dtype(bool))
         self._check_kept(arrays)
         self._engine.check(arrays)
 
@@ -236,7 +244,7 @@ class Checkpoint:
             shard.restore(own, engine.store.incarnations)
         engine.restore(arrays)
         engine.restored(counts["sequences"].tolist(), int(counts["handed_out"]))
-        self._shards_there = _shards_of(arrays)
+        self._shards_there, self._ran_there = _shards_of(arrays), _run_by(arrays)
         self._metrics = {}
         for name, variable in self._all():
             mine = {n: rest.pop(n) for n in (name, name + _OF_WORKERS) if n in rest}
@@ -260,10 +268,18 @@ class Checkpoint:
                 if variable.shape.rank:
                     variable.primary.assign(value)
                 else:
-                    for s in range(len(self._engine.shards)):
-                        variable.on_shard(s).assign(value[s % len(value)])
+                    for s, there in enumerate(self._where_from(name)):
+                        variable.on_shard(s).assign(value[there])
             if name + _OF_WORKERS in arrays:
                 variable.restore_copies(_as(arrays[name + _OF_WORKERS], dtype))
+
+    def _where_from(self, name: str) -> list[int]:
+        """With which shard's scalar of this name each shard here goes on."""
+        there, here = self._shards_there, len(self._engine.shards)
+        ran = self._ran_there.get(_RUN_BY + name.rpartition("_")[0])
+        if there == here or ran is None or not ran.any():
+            return [s % there for s in range(here)]
+        return [s % there if ran[s % there] else int(ran.argmax()) for s in range(here)]
 
     def restore_metrics(self) -> None:
         """Gives metrics, once `fit` has reset them, what was restored, if they are the same."""
@@ -305,6 +321,10 @@ def _is_raw(found: np.dtype, dtype: np.dtype) -> bool:
 def _as(value: Any, dtype: Any) -> np.ndarray:
     value = np.asarray(value)
     return value.view(dtype) if _is_raw(value.dtype, np.dtype(dtype)) else value
+
+
+def _run_by(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {n: np.asarray(value) for n, value in arrays.items() if n.startswith(_RUN_BY)}
 
 
 def _shards_of(arrays: Iterable[str]) -> int:
