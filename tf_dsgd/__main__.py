@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import runpy
 import sys
 
@@ -24,10 +25,10 @@ def main() -> None:
     asked = sys.argv[1:]
     if not asked or asked[0] in ("-h", "--help"):
         if not asked:
-            print(here())
-        print(_USAGE)
+            _write(here())
+        _write(_USAGE)
     elif asked[0] == "--version":
-        print(f"tf_dsgd {_version.__version__}")
+        _write(f"tf_dsgd {_version.__version__}")
     elif asked[0] in SUBCOMMANDS:
         sys.argv[:] = asked
         runpy.run_module(SUBCOMMANDS[asked[0]], run_name="__main__", alter_sys=True)
@@ -36,6 +37,13 @@ def main() -> None:
         hint = f" Did you mean {near[0]}?" if near else ""
         print(f"tf_dsgd: there is no command {asked[0]!r}.{hint}\n{_USAGE}", file=sys.stderr)
         sys.exit(2)
+
+
+def _write(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads it has enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

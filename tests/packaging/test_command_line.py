@@ -1,6 +1,7 @@
 """`python -m tf_dsgd` and its commands, as a user types them."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def test_the_usage_without_importing_tensorflow(asked):
         "print('tensorflow' in sys.modules)"
     )
     assert run_python("-c", code, timeout=60.0).stdout == "False\n"
+
+
+def test_whoever_reads_the_usage_may_stop():
+    """As `head -2` does: the rest is for nobody, and no error."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "tf_dsgd", "--help"]
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, timeout=60.0)
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_what_is_here():
