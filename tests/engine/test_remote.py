@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
+from tf_dsgd import console
 from tf_dsgd.engine import remote
 
 
@@ -14,8 +15,10 @@ def test_a_call_stays_below_two_gigabytes():
     for size in (100_000_000, 700_000_000, 1_999_999_999, 2_000_000_000):
         count = remote.longest_call(size)
         assert count >= 1 and count * size < 1 << 31 and (count + 1) * size > 2_000_000_000
-    with pytest.raises(ValueError, match=r"2\.5 GB cannot be sent.*Received: 2,500,000,000 bytes"):
+    refused = r"2\.5 GB cannot be sent.*Received: 2,500,000,000 bytes"
+    with pytest.raises(ValueError, match=refused) as caught:
         remote.longest_call(2_500_000_000)
+    assert caught.value.__notes__ == [console.NOTHING_TRAINED]  # a script ends in a line
 
 
 def test_the_bytes_of_a_mini_batch():

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf_remote
+from tf_dsgd.console import before_training
 from tf_dsgd.engine.base import steps_tensor
 from tf_dsgd.engine.members import Members
 from tf_dsgd.engine.outputs import Outputs
@@ -40,6 +41,7 @@ LONGEST_CALL = 32
 MOST_CALL_BYTES = 2_000_000_000
 
 
+@before_training()
 def longest_call(batch_bytes: int) -> int:
     """Most mini-batches of that size that one call can bring to a worker.
 
