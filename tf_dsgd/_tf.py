@@ -25,10 +25,6 @@ from keras.src.utils.python_utils import pythonify_logs as _pythonify_logs
 # The file in which an interrupt leaves the cache of a `tf.function` broken. TF 2.21.
 from tensorflow.core.function.polymorphism import type_dispatch as _type_dispatch
 
-# AutoGraph rewrites what a `tf.function` calls, this package's own code included. The public
-# `do_not_convert` would keep it from the functions that a user hands us, too. TF 2.21.
-from tensorflow.python.autograph.impl import api as _autograph
-
 # `tf.distribute.ReplicaContext` is public; `StrategyExtendedV1` is exported only under compat.v1,
 # and Keras asks its `_use_merge_call`. TF 2.21.
 from tensorflow.python.distribute import distribute_lib as _distribute_lib
@@ -54,9 +50,6 @@ StrategyExtended = _distribute_lib.StrategyExtendedV1
 # What a `tf.function` takes apart into tensors and a TypeSpec: the token that stands for a batch is
 # one, so that steps are traced once for each element spec and not for each token. TF 2.21.
 CompositeTensor = tf.__internal__.CompositeTensor
-# A decorator: AutoGraph takes the function as it is, and rewrites what it is given, as it does with
-# TensorFlow's own.
-as_written = _autograph.autograph_artifact
 
 
 def is_harmed_by_interrupts(code: types.CodeType) -> bool:

@@ -201,3 +201,37 @@ def test_a_second_function_of_the_same_step_is_taken_without_a_warning(strategy,
                 function(ticket)
     np.testing.assert_array_equal(weight.numpy(), [-6.0])
     assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("called_from", ["a tf.function", "Python"])
+def test_loops_and_branches_of_tensors_in_a_step(called_from):
+    """As TensorFlow's own strategies have them; from Python theirs is run, and ours traced."""
+
+    def loop(strategy):
+        with strategy.scope():
+            weight = tf.Variable(1.0)
+            optimizer = keras.optimizers.SGD(0.1)
+            optimizer.build([weight])
+
+        def replica_step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x) * weight
+                for _ in tf.range(3):
+                    loss += weight
+                if x[0] > 2.0:
+                    loss = -2.0 * loss
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+            return loss
+
+        def step(x):
+            return strategy.run(replica_step, args=(x,))
+
+        dataset = tf.data.Dataset.range(1, 7, output_type=tf.float32).batch(2)
+        step = tf.function(step) if called_from != "Python" else step
+        for x in strategy.experimental_distribute_dataset(dataset):
+            step(x)
+        return float(weight.numpy())
+
+    found = loop(tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1)))
+    assert found == pytest.approx(1.0 - 0.1 * (6.0 - 2 * 10.0 - 2 * 14.0))
+    assert found == loop(tf.distribute.OneDeviceStrategy("CPU:0"))

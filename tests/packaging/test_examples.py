@@ -127,6 +127,16 @@ def test_strom_learns_with_and_without_a_server():
 
 
 @pytest.mark.slow
+def test_synthetic_gradients_train_the_lower_part():
+    output = run_example("synthetic_gradients.py", "--epochs", "10")
+    kinds = ("coupled", "decoupled", "lower part as it began")
+    coupled, decoupled, began = (
+        number(rf"^{kind}: held-out accuracy ([\d.]+)", output) for kind in kinds
+    )
+    assert began + 0.01 < decoupled < coupled + 0.02  # 0.922, 0.958 and 0.969 were seen
+
+
+@pytest.mark.slow
 def test_model_parallel_is_the_model_on_one_device():
     """1,437 images in batches of 32 are 45 mini-batches an epoch, the last of 29."""
     output = run_example("model_parallel.py", "--epochs", "4", "--microbatches", "3")

@@ -13,7 +13,15 @@ from tests.packaging import imports
 
 ROOMS = [
     {
-        *("_requirements", "_tf", "_tf_earlier", "_tf_errors", "_tf_parts", "_tf_remote"),
+        *(
+            "_requirements",
+            "_tf",
+            "_tf_autograph",
+            "_tf_earlier",
+            "_tf_errors",
+            "_tf_parts",
+            "_tf_remote",
+        ),
         *("_tf_server", "_version", "floods"),
     },
     {"arithmetic", "checks", "console", "installed", "membership", "report", "resuming"},

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_autograph
 from tf_dsgd.algorithm import Algorithm
 from tf_dsgd.cluster import Cluster, resolve
 from tf_dsgd.engine.interrupts import TRACES, held_back, not_swallowed, not_where_it_does_harm
@@ -314,7 +314,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             return tf.nest.map_structure(sample, value.element_spec)
         return super().reduce(reduce_op, value, axis)
 
-    @_tf.as_written
+    @_tf_autograph.as_written
     def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         """Runs a step.
 
@@ -373,11 +373,11 @@ class DistributedStrategy(tf.distribute.Strategy):
             return self._eager_programs[key]
         for optimizer in self._optimizers:
             _tf.follow_steps(optimizer, self._steps)
-        run = super().run
+        run, written = super().run, _tf_autograph.rewritten(fn)
 
         def call(batch: Any) -> Any:
             args, kwargs = with_batch(batch)
-            return run(fn, args, kwargs)
+            return run(written, args, kwargs)
 
         with self.engine.tracing():
             model = fn.__self__ if is_train_step(fn) else None
