@@ -5,16 +5,18 @@ import os
 import pathlib
 import pickle
 import random
+import re
 import signal
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 import tf_dsgd.spark
 from tests.transport.test_frames import sent
-from tf_dsgd.spark import gradient_task
+from tf_dsgd.spark import deepdist, gradient_task
 from tf_dsgd.transport import frames
 
 POINTS = [np.array([float(i), 2.0 * i]) for i in range(12)]
@@ -276,6 +278,40 @@ def test_train_within_descent_is_refused_by_name(spark):
         with pytest.raises(RuntimeError, match="is training already, in descent or in another"):
             d.train(rows(spark, 1), gradient, trains)
         assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+def test_a_descent_that_waits_for_a_job_without_a_slot_is_named(spark, monkeypatch):
+    """It would wait for ever, as tasks keep their slots until descent has ended."""
+    said, context = [], spark.sparkContext
+
+    def say(line):
+        said.append(line)
+        context.cancelAllJobs()  # as whoever reads it may
+
+    monkeypatch.setattr(deepdist, "say", say)
+    monkeypatch.setattr(deepdist, "_LOOK_SECONDS", 0.5)
+
+    def counts(model, update):
+        rows(spark, 2).count()
+
+    with tf_dsgd.spark.DeepDist({"w": np.zeros(2)}) as d:
+        with pytest.raises(Exception, match="cancelled"):
+            d.train(rows(spark, 8), gradient, counts)
+        (line,) = said
+        assert re.match(
+            r"descent has waited for Spark for \d+ s\. A job that it starts gets no", line
+        )
+        assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
+
+
+def test_an_rdd_of_a_session_that_was_stopped_is_refused_by_name():
+    stopped = types.SimpleNamespace(
+        context=types.SimpleNamespace(_jsc=None), mapPartitionsWithIndex=None
+    )
+    d = tf_dsgd.spark.DeepDist({"w": np.zeros(2)})
+    d._server = types.SimpleNamespace()
+    with pytest.raises(RuntimeError, match="session of these data was stopped"):
+        d.train(stopped, gradient, descent)
 
 
 def test_who_comes_while_descent_is_at_work_is_told_to_come_again():

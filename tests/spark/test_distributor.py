@@ -171,6 +171,29 @@ def test_a_script_ends_with_the_task_that_started_it(spark, tmp_path):
     assert spark.sparkContext.parallelize([0], 1).mapPartitions(starts_a_script).collect() == [True]
 
 
+def test_files_of_a_task_whose_process_ended_stay_until_the_next_attempt(monkeypatch, tmp_path):
+    """The chief reads its rows until it is ended, too; those of another training are let be."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
+    mine, other = types.SimpleNamespace(token=b"mine"), types.SimpleNamespace(token=b"other")
+
+    def leave(cluster, attempt, error):
+        with contextlib.suppress(RuntimeError), barrier_task.Folder(cluster, attempt) as folder:
+            pathlib.Path(folder, "rows").touch()
+            if error is not None:
+                raise error
+        return pathlib.Path(folder)
+
+    ended = barrier_task.Ended("worker 1 has ended")
+    first, elsewhere = leave(mine, "3.0", ended), leave(other, "4.0", ended)
+    assert (first / "rows").exists() and first.parent == tmp_path
+    assert not leave(mine, "3.0", None).exists()
+    assert not leave(mine, "3.0", RuntimeError("of the chief")).exists()
+    assert first.exists()  # of this attempt, as long as that lasts
+    with barrier_task.Folder(mine, "3.4") as folder:
+        assert not first.exists() and elsewhere.exists()
+    assert not os.path.exists(folder)
+
+
 def test_a_script_that_writes_elsewhere_is_waited_for():
     elsewhere = "os.dup2(os.open(os.devnull, os.O_WRONLY), 1); os.dup2(1, 2)"
     script = f"import os; print('here', flush=True); {elsewhere}; import numpy, psutil"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
 import pickle
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -66,9 +68,11 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
-        local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+        # Python is not told which attempt of the stage this is. Spark numbers the tasks of one in a
+        # row, in the order of their partitions.
+        attempt = f"{context.stageId()}.{context.taskAttemptId() - context.partitionId()}"
         with (
-            tempfile.TemporaryDirectory(prefix="tf_dsgd-", dir=local) as folder,
+            Folder(cluster, attempt) as folder,
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held,
         ):
             here = context.getTaskInfos()[context.partitionId()].address.rsplit(":", 1)[0]
@@ -79,13 +83,43 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
                 "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
                 "places": write(records, cluster.datasets, folder),
             }
-            # Python is not told which attempt of the stage this is. Spark numbers the tasks of one
-            # in a row, in the order of their partitions.
-            attempt = f"{context.stageId()}.{context.taskAttemptId() - context.partitionId()}"
             all_of_them = meet(cluster, attempt, context.partitionId(), mine)
             yield from run_process(cluster, context, attempt, all_of_them, folder)
 
     return run
+
+
+class Ended(RuntimeError):
+    """A process has ended that others need."""
+
+
+class Folder:
+    """Where a task has its files, in an attempt of the stage.
+
+    If its process ends by itself they stay: until Spark ends the other tasks, which is a moment
+    later, workers may read these rows for it, and `train` would fail without them. The next attempt
+    removes them; after the last one Spark does as it stops, for they are among its own.
+    """
+
+    def __init__(self, cluster: Cluster, attempt: str):
+        training = hashlib.sha256(cluster.token).hexdigest()[:12]
+        self._of_training, self._of_attempt = (
+            f"tf_dsgd-{training}-",
+            f"tf_dsgd-{training}-{attempt}-",
+        )
+        self._path = ""
+
+    def __enter__(self) -> str:
+        local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
+        for name in os.listdir(local):
+            if name.startswith(self._of_training) and not name.startswith(self._of_attempt):
+                shutil.rmtree(os.path.join(local, name), ignore_errors=True)  # so do other tasks
+        self._path = tempfile.mkdtemp(prefix=self._of_attempt, dir=local)
+        return self._path
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, Ended):
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 def write(records: Iterator[Any], keys: list[str], folder: str) -> list[tuple[list[str], int]]:
@@ -280,14 +314,14 @@ class Child:
         """Returns when `end` has ended; the process may not do so before.
 
         Raises:
-            RuntimeError: if it does.
+            Ended: if it does.
         """
         copy = threading.Thread(target=self._copy, daemon=True)
         copy.start()
         while end.is_alive():
             if self.process.poll() is not None:
                 copy.join(timeout=STOP_SECONDS)
-                raise RuntimeError(
+                raise Ended(
                     f"{self.name} of the training has ended with code {self.process.returncode}."
                     f"{self.last}"
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -18,15 +19,26 @@ import numpy as np
 from pyspark import cloudpickle
 
 from tf_dsgd.checks import called, positive_int
+from tf_dsgd.console import say
 from tf_dsgd.spark import gradient_task
 from tf_dsgd.spark.gradient_task import Job
-from tf_dsgd.spark.session import driver, jobs, session
+from tf_dsgd.spark.session import check_runs, driver, jobs, session, waits_for_spark
 from tf_dsgd.transport import frames
 from tf_dsgd.transport.answering import Server
+from tf_dsgd.transport.heartbeat import Heartbeat
 
 # Tasks get these functions with their code, and so import neither the package nor TensorFlow.
 cloudpickle.register_pickle_by_value(frames)
 cloudpickle.register_pickle_by_value(gradient_task)
+
+_LOOK_SECONDS = 10.0
+"""A `descent` that is longer may be one that waits for Spark."""
+_NO_SLOT = (
+    "descent has waited for Spark for {seconds:.0f} s. A job that it starts gets no slot while the "
+    "tasks of this training have all of them, which they keep until descent has ended. If nothing "
+    "goes on, interrupt; start such jobs after train, or give Spark more slots than the data have "
+    "partitions."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +122,8 @@ class DeepDist:
         self._server: Server | None = None
         self._training = threading.Lock()
         """Held while `train` is at work."""
+        self._descends: tuple[int, float] | None = None
+        """The thread that runs `descent`, if one does, and since when."""
 
     def __enter__(self) -> DeepDist:
         if self._server is not None:
@@ -150,7 +164,8 @@ class DeepDist:
             Counts.
 
         Raises:
-            RuntimeError: outside of `with`; if another `train` of this DeepDist is at work.
+            RuntimeError: outside of `with`; if another `train` of this DeepDist is at work; if the
+                RDD's Spark session was stopped.
             ValueError: if the RDD has no partitions.
             TypeError: if `descent` leaves something else than the model's arrays, or if others
                 changed it since.
@@ -169,6 +184,7 @@ class DeepDist:
                 raise TypeError(f"{name} must be a function. Received: {function!r}.")
         if not hasattr(rows, "mapPartitionsWithIndex"):
             raise TypeError(f"rdd must be an RDD or a DataFrame. Received: {rdd!r}.")
+        check_runs(rows.context)
         if not rows.getNumPartitions():
             raise ValueError(
                 "The RDD has no partitions, so there is nothing to train on. Give one that has: "
@@ -177,11 +193,16 @@ class DeepDist:
         if not self._training.acquire(blocking=False):
             raise RuntimeError(
                 "This DeepDist is training already, in descent or in another thread. Let that end "
-                "first, or make another DeepDist, with a model of its own."
+                "first; another DeepDist, with a model of its own, may train beside it, but not in "
+                "descent."
             )
+        watch = Heartbeat(self._look, _LOOK_SECONDS)
+        watch.start()
         try:
             return self._train(rows, gradient, descent, epochs)
         finally:
+            watch.end()
+            watch.join(_LOOK_SECONDS)
             self._training.release()
 
     def _train(
@@ -234,6 +255,18 @@ class DeepDist:
         with self._mutex:
             self._counts["empty"] += rows.getNumPartitions() - len(sent)
 
+    def _look(self) -> bool:
+        """Says once if a `descent` waits for Spark, maybe for a job that gets no slot."""
+        found = self._descends
+        if found is None:
+            return True
+        thread, began = found
+        seconds = time.monotonic() - began
+        waits = seconds > _LOOK_SECONDS and waits_for_spark(thread) and self._descends is found
+        if waits:
+            say(_NO_SLOT.format(seconds=seconds))
+        return not waits
+
     def _names(self) -> list[str] | None:
         return None if isinstance(self.model, keras.Model) else sorted(self.model)
 
@@ -271,6 +304,7 @@ class DeepDist:
             raise RuntimeError("There is no training in the driver.")
         if self._error is not None:  # Spark runs a task that failed again, and so would a descent
             raise RuntimeError(f"descent has failed before: {self._error!r}")
+        self._descends = threading.get_ident(), time.monotonic()
         try:
             self._descent(self.model, gradient_task.put_together(header["form"], arrays))
             self._weights()
@@ -278,6 +312,8 @@ class DeepDist:
             self._error = error
             self._fetched = None  # it may be half changed
             raise RuntimeError(f"descent has failed: {error!r}") from None
+        finally:
+            self._descends = None
         self._seen.add(key)
         self._staleness.append(self._version - header["version"])
         self._version += 1

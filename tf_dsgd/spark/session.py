@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import traceback
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -81,6 +83,26 @@ def jobs(context: Any) -> Iterator[None]:
         raise
     finally:
         context.removeJobTag(tag)
+
+
+def check_runs(context: Any) -> None:
+    """Whether a session is there still.
+
+    Raises:
+        RuntimeError: if it was stopped.
+    """
+    if getattr(context, "_jsc", None) is None:  # as pyspark itself asks (4.3)
+        raise RuntimeError(
+            "The Spark session of these data was stopped. Make them once more, in the session that "
+            "is there now."
+        )
+
+
+def waits_for_spark(thread: int) -> bool:
+    """Whether a thread of this process, known by its `ident`, is in a call to Spark's Java."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 (which Python documents)
+    calls = traceback.walk_stack(frame) if frame is not None else ()
+    return any(str(call.f_globals.get("__name__")).startswith("py4j.") for call, _ in calls)
 
 
 def slots(context: Any) -> int | None:
