@@ -319,15 +319,6 @@ LAUNCHER = [
         error=Refused,
     ),
     Rule(
-        "without ps tasks no worker is started again",
-        lambda count: command(*TWO, "--ps", "0", "--restart_workers", str(count), __file__),
-        st.integers(1, 9999),
-        [0],
-        ("with --ps 0 a worker that ends takes its part of the model along", "--restart_workers"),
-        nothing,
-        error=Refused,
-    ),
-    Rule(
         "the launcher is not started by a task of a cluster",
         lambda text: command(*TWO, __file__, TF_CONFIG=text),
         st.sampled_from([GOOD_TEXT, json.dumps({"cluster": CLUSTER})]) | PRINTED,

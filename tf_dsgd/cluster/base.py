@@ -46,8 +46,11 @@ class Cluster(abc.ABC):
     def make_engine(self, exchange: ExchangeRule) -> Engine:
         """The engine for an exchange rule."""
 
-    def check_ps(self) -> None:
-        """Called for strategies that need ps tasks, where there may be some."""
+    def arrange(self, *, needs_ps: bool, between_workers: bool) -> None:
+        """What a strategy needs of tasks, where there are some, before they are connected to.
+
+        Ps tasks; or that workers send to one another, and none holds weights.
+        """
 
     def announce(self, shards: Sequence[tuple[int, int]], laid_out: bool) -> None:
         """Says how many variables, and bytes, each shard holds, where that is of interest.

@@ -45,7 +45,8 @@ class TFCluster(Cluster):
     so that every example is still used exactly once an epoch. A lost ps ends training with an
     error. A process can be connected to one cluster only.
 
-    Without ps tasks, which `tf_dsgd.PeriodicAveragingStrategy` allows, the weights are on the
+    Without ps tasks `tf_dsgd.CompressedAsyncStrategy` runs, whose workers have all weights each and
+    send to one another. With `tf_dsgd.PeriodicAveragingStrategy` the weights are then on the
     workers, each of which then holds a part of them. All must be there, and a lost worker
     ends training with an error, as a lost ps does.
 
@@ -111,6 +112,7 @@ class TFCluster(Cluster):
             listening.everywhere()  # whether it is right, before a server is started
             self.devices_per_worker = devices.tasks(tasks_per_worker)
             self._tasks = cluster_spec.grouped(_tasks(resolver), self.devices_per_worker)
+        self._given = self._tasks
         self._connected: Connection | None = None
         if self._tasks.task_type in ("worker", "ps"):
             # Not before: `python -m tf_dsgd.serve` should be the first to import its module.
@@ -124,7 +126,7 @@ class TFCluster(Cluster):
 
     @property
     def _connection(self) -> Connection:
-        if self._connected is None:
+        if self._connected is None or self._connected.tasks != self._tasks:
             self._connected = connect(self._tasks, self._connect_timeout, self._worker_timeout)
         return self._connected
 
@@ -139,9 +141,11 @@ class TFCluster(Cluster):
         with before_training():
             _ = self._connection
 
-    def check_ps(self) -> None:
+    def arrange(self, *, needs_ps: bool, between_workers: bool) -> None:
         with before_training():
-            cluster_spec.check_ps(self._tasks)
+            if needs_ps:
+                cluster_spec.check_ps(self._tasks)
+            self._tasks = cluster_spec.of_peers(self._given) if between_workers else self._given
 
     def shard_devices(self) -> list[str]:
         return self._connection.shard_devices()
@@ -171,6 +175,10 @@ class TFCluster(Cluster):
 
     def announce(self, shards: Sequence[tuple[int, int]], laid_out: bool) -> None:
         super().announce(shards, laid_out)
+        if self._tasks.between_workers:
+            ((variables, size),) = shards
+            say(f"each worker holds {variables} variables, {size / 1e6:.1f} MB")
+            return
         names = [self._tasks.name(job, index) for job, index in self._tasks.of_shards]
         for name, (variables, size) in zip(names, shards, strict=True):
             say(f"{name} holds {variables} variables, {size / 1e6:.1f} MB")

@@ -44,7 +44,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--ps",
         type=at_least(0),
         help="number of ps processes (default 1); with 0 the workers hold the weights, which "
-        "tf_dsgd.PeriodicAveragingStrategy allows",
+        "tf_dsgd.PeriodicAveragingStrategy allows, and tf_dsgd.CompressedAsyncStrategy wants",
     )
     add(
         "--spmd",
@@ -109,11 +109,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         )
     if options.spmd and options.restart_workers:
         parser.error("--spmd cannot start a worker again while others run: leave --restart_workers")
-    if options.ps == 0 and options.restart_workers:
-        parser.error(
-            "with --ps 0 a worker that ends takes its part of the model along, and training ends: "
-            "leave --restart_workers out, or --ps 0"
-        )
     if options.ps is None:
         options.ps = 0 if options.spmd else 1
     return options

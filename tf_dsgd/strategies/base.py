@@ -77,8 +77,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         cluster = resolve(cluster)
         self.cluster: Cluster = cluster
         self.algorithm = algorithm
-        if self.needs_ps:
-            cluster.check_ps()
+        peers = algorithm.between_peers is not None
+        cluster.arrange(needs_ps=self.needs_ps, between_workers=peers)
         cluster.configure()
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()

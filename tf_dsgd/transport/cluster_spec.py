@@ -40,12 +40,15 @@ class Tasks:
         task_type: the job of this process; None if it is not known.
         task_index: its index within the job.
         tasks_per_worker: how many worker tasks are one worker, see `grouped`.
+        between_workers: whether workers send to one another and no task holds weights, see
+            `of_peers`.
     """
 
     jobs: dict[str, dict[int, str]]
     task_type: str | None
     task_index: int
     tasks_per_worker: int = 1
+    between_workers: bool = False
 
     @property
     def workers(self) -> dict[int, str]:
@@ -66,7 +69,12 @@ class Tasks:
 
     @property
     def of_shards(self) -> list[tuple[str, int]]:
-        """(job, index) of the tasks that hold the weights: ps tasks; without any, the workers."""
+        """(job, index) of the tasks that hold the weights: ps tasks; without any, the workers.
+
+        None where workers send to one another: each has all weights, and the chief counts.
+        """
+        if self.between_workers:
+            return []
         job = "ps" if self.ps else "worker"
         return [(job, index) for index in sorted(self.jobs[job])]
 
@@ -240,6 +248,21 @@ def grouped(which: Tasks, tasks_per_worker: int) -> Tasks:
     return made
 
 
+def of_peers(which: Tasks) -> Tasks:
+    """The cluster in which workers send to one another, and no task holds weights.
+
+    Raises:
+        ValueError: if there are ps tasks. (Without them no worker has several tasks.)
+    """
+    if which.ps:
+        raise ValueError(
+            "Workers of this strategy send to one another, and nothing would be on the ps tasks of "
+            "this cluster. Leave them out: python -m tf_dsgd.launch --workers 4 --ps 0 train.py. "
+            f"Received: {which.jobs}."
+        )
+    return dataclasses.replace(which, between_workers=True)
+
+
 def check_ps(which: Tasks) -> None:
     """For strategies that keep their weights on ps tasks.
 
@@ -251,7 +274,7 @@ def check_ps(which: Tasks) -> None:
             "The cluster has no ps tasks beside chief and worker tasks, but this strategy keeps "
             'its weights there. Add "ps": ["host:port"] to the cluster, and run "python -m '
             'tf_dsgd.serve" there; or start all by "python -m tf_dsgd.launch --ps 1". '
-            "(tf_dsgd.PeriodicAveragingStrategy can do without.) "
+            "(tf_dsgd.PeriodicAveragingStrategy and tf_dsgd.CompressedAsyncStrategy do without.) "
             f"Received: {which.jobs}."
         )
 

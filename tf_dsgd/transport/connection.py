@@ -46,7 +46,7 @@ class Connection:
     ):
         self.tasks = cluster
         self._silent = silent_seconds
-        self.shards_on_workers = not cluster.ps
+        self.shards_on_workers = not (cluster.ps or cluster.between_workers)
         self.liveness = Liveness(silent_seconds)
         """The verdict on who answers."""
         self.host_device = _HOST
@@ -120,7 +120,9 @@ class Connection:
         return [[device(peer) for peer in group.peers] for group in self.groups]
 
     def shard_devices(self) -> list[str]:
-        """Where each shard is."""
+        """Where each shard is: here, if no task holds weights."""
+        if self.tasks.between_workers:
+            return [self.host_device]
         return [_device(job, index) for job, index in self.tasks.of_shards]
 
     # -- who is there -----------------------------------------------------------------------
@@ -442,6 +444,12 @@ def connect(
             "This process is connected to the same tasks in other groups, and who may talk to whom "
             f"is set once. Connected: tasks_per_worker={_connection.tasks.tasks_per_worker}. "
             f"Received: tasks_per_worker={cluster.tasks_per_worker}. Start a new process."
+        )
+    elif _connection.tasks.between_workers != cluster.between_workers:
+        raise RuntimeError(
+            "This process is connected to the same tasks for a strategy with weights elsewhere: "
+            "workers that send to one another are connected for that alone. Start a new process "
+            f"for each. Connected: {_connection.tasks.jobs}."
         )
     return _connection
 

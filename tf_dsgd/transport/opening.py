@@ -53,7 +53,8 @@ def connect(tasks: Tasks, workers: Set[int], seconds: float, silent_seconds: flo
 def _filters(tasks: Tasks) -> tf.config.experimental.ClusterDeviceFilters:
     """Who may talk to whom: a worker's tasks to each other and to all shards.
 
-    Beside ps tasks workers do not need each other, nor each other's faults.
+    Beside ps tasks workers do not need each other, nor each other's faults. Without, they hold the
+    shards, or send to one another.
     """
     filters = tf.config.experimental.ClusterDeviceFilters()
     shards = "/job:ps" if tasks.ps else "/job:worker"

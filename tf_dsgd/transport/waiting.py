@@ -54,6 +54,8 @@ def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[i
 
 
 def _needed(cluster: cluster_spec.Tasks) -> str:
+    if cluster.between_workers:
+        return "One worker is needed."
     if not cluster.ps:
         return "Without ps tasks every worker is needed."
     if cluster.tasks_per_worker > 1:
