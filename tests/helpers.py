@@ -25,6 +25,11 @@ ON_CLUSTER = bool(os.environ.get("TF_CONFIG"))
 """Whether tests run as the chief of a cluster that `tf_dsgd.launch` started."""
 
 
+def ps_tasks():
+    """How many ps tasks the cluster has of which this process is the chief."""
+    return len(json.loads(os.environ["TF_CONFIG"])["cluster"].get("ps", ()))
+
+
 def workers(number):
     """A cluster of that many workers: threads, or the processes beside this one."""
     if not ON_CLUSTER:

@@ -75,7 +75,7 @@ def test_all_workers_but_one_are_killed_or_stopped(group):
 def test_every_strategy_is_among_them():
     names = [name for group in GROUPS.values() for name in group]
     made = {type(registry.make(name, "local")).__name__ for name in names}
-    assert made == registry.STRATEGIES - set(registry.IN_ONE_PROCESS)
+    assert made == registry.STRATEGIES - set(registry.WITHOUT_PS)
 
 
 @pytest.mark.parametrize("configuration", ["downpour", "downpour_3_5"])

@@ -67,6 +67,9 @@ TWO_WORKERS_IN_SECONDS = (
 )
 # The same without ps tasks: each worker holds a part of the weights.
 NO_PS = ("tests/conformance", *AVERAGING, "-k", "averaging")
+# And with workers that send to one another, for which a process is connected anew.
+PEERS = ("tests/cluster/on_cluster/test_peers.py", "tests/conformance", "-k", "peers")
+ONE_PEER = ("tests/cluster/on_cluster/test_peers.py::test_one_worker_is_one_thread",)
 # Models whose gradients are rows, or several; which change what no optimizer does; and whose steps
 # are their own, or made late.
 MODELS = (
@@ -163,6 +166,8 @@ BESIDE_OTHERS = pytest.mark.beside_others
         # These measure no seconds; most of the time is the chief's, which traces functions.
         pytest.param(2, 2, CONFORMANCE, id="conformance", marks=BESIDE_OTHERS),
         pytest.param(2, 0, NO_PS, id="no ps", marks=BESIDE_OTHERS),
+        pytest.param(2, 0, PEERS, id="peers", marks=BESIDE_OTHERS),
+        pytest.param(1, 0, ONE_PEER, id="one peer", marks=BESIDE_OTHERS),
         pytest.param(2, 2, TWO_WORKERS, id="two", marks=BESIDE_OTHERS),
         pytest.param(1, 2, ONE_WORKER, id="one", marks=BESIDE_OTHERS),
         pytest.param(2, 2, TWO_WORKERS_IN_SECONDS, id="two, in seconds"),

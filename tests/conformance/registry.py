@@ -32,8 +32,8 @@ STRATEGIES = {
     "SoftsyncStrategy",
 }
 
-# Those that are not for clusters of processes, and refuse them.
-IN_ONE_PROCESS = {"CompressedAsyncStrategy": ["peers"]}
+# Those that refuse clusters with ps tasks.
+WITHOUT_PS = {"CompressedAsyncStrategy": ["peers"]}
 
 # Which of them these checks are not for, and why; the tests that take their place.
 NOT_HERE = {
@@ -82,13 +82,13 @@ CONFIGURATIONS = {
     ),
 }
 
-if not helpers.ON_CLUSTER:
-    STRATEGIES |= set(IN_ONE_PROCESS)
+if not helpers.ON_CLUSTER or helpers.ps_tasks() == 0:
+    STRATEGIES |= set(WITHOUT_PS)
     CONFIGURATIONS["peers"] = functools.partial(
         tf_dsgd.CompressedAsyncStrategy, compression=tf_dsgd.compression.Threshold(0.05)
     )
 else:
-    NOT_HERE |= dict.fromkeys(IN_ONE_PROCESS, "it refuses a cluster: tests/engine/test_peers.py")
+    NOT_HERE |= dict.fromkeys(WITHOUT_PS, "it refuses ps tasks: tests/engine/test_peers.py")
 
 # What a configuration compiles, where it is not SGD.
 OPTIMIZERS = {

@@ -129,3 +129,20 @@ def test_messages_nobody_will_read_are_given_back():
     assert int(tf.raw_ops.MapSize(**table)) == 1
     del bench
     assert int(tf.raw_ops.MapSize(**table)) == 0
+
+
+def test_a_message_that_is_taken_is_there_no_more():
+    bench = Bench(1)
+    bench.append()
+    values, _ = bench.messages.take(tf.constant(1, tf.int64))
+    np.testing.assert_array_equal(values, np.ones([1], "float32"))
+    assert int(tf.raw_ops.MapSize(**bench.messages._table)) == 0
+
+
+def test_a_table_without_a_device_is_where_it_is_named():
+    spec = [tf.TensorSpec([], tf.int64)]
+    messages, key = Messages(spec, None), tf.constant(1, tf.int64)
+    messages.put(key, [key], "/CPU:0")
+    (found,) = messages.get(key, "/CPU:0")
+    assert int(found) == 1
+    messages.clear()

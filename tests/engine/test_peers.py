@@ -359,10 +359,16 @@ def test_shards_for_weights_are_refused():
         peers(simulated(1.0, 1.0, num_shards=2))
 
 
-def test_tasks_of_a_cluster_are_refused_before_they_are_connected_to():
-    spec = tf.train.ClusterSpec({"chief": ["a.invalid:1"], "worker": ["b.invalid:1"]})
-    with pytest.raises(ValueError, match=r"tasks of a cluster.*Downpour.*Received: TFCluster"):
-        peers(spec)
+def test_ps_tasks_are_refused_before_they_are_connected_to():
+    spec = {"chief": ["a.invalid:1"], "worker": ["b.invalid:1"], "ps": ["c.invalid:1"]}
+    with pytest.raises(ValueError, match=r"Leave them out: .*--ps 0.*Received: .*c\.invalid"):
+        peers(tf.train.ClusterSpec(spec))
+
+
+def test_workers_of_several_tasks_are_refused_before_they_are_connected_to():
+    spec = {"chief": ["a.invalid:1"], "worker": ["b.invalid:1", "c.invalid:1"]}
+    with pytest.raises(ValueError, match="tasks_per_worker=2"):
+        peers(tf_dsgd.TFCluster(tf.train.ClusterSpec(spec), tasks_per_worker=2))
 
 
 def test_it_says_what_it_is():

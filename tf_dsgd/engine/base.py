@@ -254,7 +254,8 @@ class Engine(abc.ABC):
             if self.store.present[task.index]:
                 self._at_rest(task, functools.partial(self._fetch_at_rest, task))
                 self._at_rest(task, show[task.index])
-                return
+                if self.store.present[task.index]:  # else it was lost by that
+                    return
         lost = int(self.shards[0].version.numpy()) - int(log.shown.numpy())
         if lost:
             raise RuntimeError(

@@ -106,7 +106,8 @@ class Messages:
 
     Args:
         specs: of a message's tensors.
-        device: where they are.
+        device: where they are; None for a table on each device on which a function is called that
+            names them. `put` and `get` may name another one.
     """
 
     def __init__(self, specs: Sequence[tf.TensorSpec], device: str | None):
@@ -117,29 +118,39 @@ class Messages:
             "dtypes": [spec.dtype for spec in self._specs],
             "shared_name": f"tf_dsgd_messages_{uuid.uuid4().hex}",
         }
-        end = weakref.finalize(self, _clear, device, self._table)
-        end.atexit = False
+        if device is not None:
+            end = weakref.finalize(self, _clear, device, self._table)
+            end.atexit = False
 
-    def put(self, number: tf.Tensor, tensors: Sequence[tf.Tensor]) -> tf.Operation:
+    def put(
+        self, number: tf.Tensor, tensors: Sequence[tf.Tensor], device: str | None = None
+    ) -> tf.Operation:
         """Traces that a message is there from now on."""
-        with tf.device(self._device):
+        with tf.device(device or self._device):
             return tf.raw_ops.MapStage(
                 key=number, indices=self._places, values=list(tensors), **self._table
             )
 
-    def get(self, number: tf.Tensor) -> list[tf.Tensor]:
+    def get(self, number: tf.Tensor, device: str | None = None) -> list[tf.Tensor]:
         """Traces the tensors of a message, which stays there."""
-        with tf.device(self._device):
+        with tf.device(device or self._device):
             found = tf.raw_ops.MapPeek(key=number, indices=self._places, **self._table)
-        for tensor, spec in zip(found, self._specs, strict=True):
+        return self._of_their_shapes(found)
+
+    def take(self, number: tf.Tensor) -> list[tf.Tensor]:
+        """Traces the tensors of a message, which is there no more."""
+        with tf.device(self._device):
+            found = tf.raw_ops.MapUnstage(key=number, indices=self._places, **self._table)
+        return self._of_their_shapes(found)
+
+    def _of_their_shapes(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        for tensor, spec in zip(tensors, self._specs, strict=True):
             tensor.set_shape(spec.shape)
-        return list(found)
+        return list(tensors)
 
     def remove(self, number: tf.Tensor) -> tf.Tensor:
         """Traces that a message is removed; gives the next number."""
-        with tf.device(self._device):
-            removed = tf.raw_ops.MapUnstage(key=number, indices=self._places, **self._table)
-        with tf.control_dependencies(removed):
+        with tf.control_dependencies(self.take(number)):
             return number + 1
 
     def clear(self) -> Any:

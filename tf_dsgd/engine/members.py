@@ -168,12 +168,13 @@ class Members:
             time.sleep(0.05)
 
     @property
-    def _last_backup(self) -> str | None:
+    def last_backup(self) -> str | None:
+        """Where the last checkpoint is."""
         return None if self._engine is None else self._engine.last_backup
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
         self._named.update(names)
-        return shards_lost(names, self._last_backup)
+        return shards_lost(names, self.last_backup)
 
     def _check_shards_go_on(self, task: Task) -> None:
         """Raises the error that the loss of a worker is, where a part of the model goes with it."""
@@ -199,6 +200,16 @@ class Members:
             self.lose(task)
         return True
 
+    def is_gone(self, m: int, incarnation: int) -> bool:
+        """After a call failed that touches several workers: whether this one was lost by that."""
+        task = self.tasks[m]
+        if not task.is_present or task.incarnation != incarnation:
+            return True
+        there = self.connection.worker_listens(m) and self._has_its_clock(task)
+        if not there:
+            self.lose(task)
+        return not there
+
     def means_lost(self, task: Task, error: tf.errors.OpError) -> bool:
         """Whether a failed call means that the worker's process is gone, or is another one."""
         if not self.connection.worker_listens(task.index) or isinstance(error, _BROKEN):
@@ -217,7 +228,8 @@ class Members:
         if copy is None:
             return False
         try:
-            copy.numpy()
+            with tf.device(copy.device):  # and not on that of the thread that asks
+                copy.numpy()
         except tf.errors.OpError:
             return False
         return True
@@ -392,7 +404,7 @@ class Members:
         none_came = TimeoutError(
             f"All workers were lost, and none came back within {limit:g} s: {names}. "
             "Start them again, or allow more time with "
-            f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self._last_backup)}"
+            f"tf_dsgd.TFCluster(worker_timeout_seconds=...). {advice(self.last_backup)}"
         )
         with self.engine.changed:
             self.engine.fail(None, none_came)

@@ -97,7 +97,7 @@ class Parts:
         self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
         self._outputs = Bundle.of([*step.outputs, *self.running.specs])
         rule = algorithm.between_peers
-        self._peers = None if rule is None else PeerParts(self, rule)
+        self._peers = None if rule is None or shards[0].remote else PeerParts(self, rule)
         self.ends_with_fetch = algorithm.local.keeps_weights or rule is not None
         """Whether each worker's last fetch before a drain's end is of that end."""
         self.merged = [self._merged_as(v) for v in step.merged_state()]
@@ -310,7 +310,7 @@ class Parts:
         of_weights = self.step.on_worker(encoded)
         self._encoded = [len(tensors) for tensors in of_weights]
         message = [tensor for tensors in of_weights for tensor in tensors]
-        take_out = self._peers is not None
+        take_out = self.algorithm.between_peers is not None
         message.extend(each.collect(take_out=take_out) for each in self.merged)
         clock = self.clock.template.read_value()
         changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}

@@ -12,46 +12,18 @@ with the messages, and are composed as on a shard (`engine.merged`), in that sam
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Algorithm, Message, PeerRule, Worker
+from tf_dsgd.algorithm import PeerRule
+from tf_dsgd.engine.copies import Copies, Parts
 from tf_dsgd.engine.log import Log, Messages
-from tf_dsgd.engine.merged import Merged
 from tf_dsgd.engine.shard import Shard
-from tf_dsgd.engine.state import WORKER, Replicated, Store, clock_parts
-from tf_dsgd.engine.step import Step
-
-
-class Parts(Protocol):
-    """The other parts of a program, as far as they are needed here."""
-
-    step: Step
-    algorithm: Algorithm
-    store: Store
-    shards: list[Shard]
-    merged: list[Merged]
-    clock: Replicated
-
-    @property
-    def worker_view(self) -> Worker: ...
-    @property
-    def read_by_workers(self) -> list[Any]: ...
-    @property
-    def receiving(self) -> list[Any]: ...
-    def unpacked(self, shard: int, parcel: Sequence[tf.Tensor]) -> Any: ...
-    def set_clock(
-        self,
-        changes: dict[int, tf.Tensor],
-        fixed: tf.Tensor,
-        versions: tf.Tensor,
-        fetched: tf.Tensor,
-    ) -> None: ...
+from tf_dsgd.engine.state import WORKER, clock_parts
 
 
 class PeerParts:
@@ -63,16 +35,8 @@ class PeerParts:
     """
 
     def __init__(self, parts: Parts, rule: PeerRule):
-        everybody, workers = list(range(parts.store.num_workers)), parts.store.num_workers
-        for m in everybody:
-            if list(rule.peers(m, workers)) != everybody:
-                raise ValueError(
-                    "Engines run peers that send to all workers, themselves included. Received: "
-                    f"{rule!r}, by which worker {m} of {workers} sends to "
-                    f"{list(rule.peers(m, workers))}."
-                )
+        self._copies = Copies(parts, rule)
         self._parts = parts
-        self._rule = rule
         self._messages: Messages | None = None
         with tf.init_scope():
             self._edition = parts.store.replicate(
@@ -112,17 +76,6 @@ class PeerParts:
 
     # -- worker -----------------------------------------------------------------------------
 
-    @functools.cached_property
-    def _scalars(self) -> list[Any]:
-        """Rates and counts, which are read at every fetch."""
-        return [v for v in self._parts.read_by_workers if not v.shape.rank]
-
-    @functools.cached_property
-    def _model(self) -> list[Any]:
-        """What workers have of their own, all of one worker's: it can be shown."""
-        changed = [each.variable for each in self._parts.merged]
-        return [*self._parts.step.weights, *changed]
-
     def fetching(self) -> tf.Tensor:
         """Traces that a worker takes in all messages that are there; gives the last one's version.
 
@@ -141,61 +94,37 @@ class PeerParts:
             checked = log.reads(worker, after)
             with tf.control_dependencies([checked]):
                 after = tf.identity(after)
-            scalars = [v.primary.read_value() for v in self._scalars]
+            scalars = [v.primary.read_value() for v in self._copies.scalars]
             return anew, now, after, self._shard.version.read_value(), scalars
 
         anew, now, after, end, scalars = self._shard.locked([clock[WORKER], edition, read[0]], ask)
-        for variable, value in zip(self._scalars, scalars, strict=True):
-            variable.on_workers().template.assign(value, read_value=False)
+        self._copies.set_scalars(scalars)
         begun_with = tf.cond(anew, self._begin_anew, lambda: False)
         self._edition.template.assign(now, read_value=False)
         with tf.control_dependencies([begun_with]):
             after = tf.identity(after)
 
         def take(number: tf.Tensor) -> list[tf.Tensor]:
-            self._take_in(number, messages.get(number + 1))
+            self._copies.take_in(number, messages.get(number + 1))
             return [number + 1]
 
         (last,) = tf.while_loop(lambda number: number < end, take, [after], parallel_iterations=1)
         with tf.control_dependencies([last]):
-            self._taken_in()
+            self._copies.taken_in()
         parts.set_clock({}, fixed, begun, last[None])
         return tf.identity(last)
 
     def _begin_anew(self) -> bool:
         """All that a worker has of the model becomes what is read outside."""
-        others = [v for v in self._parts.read_by_workers if v.shape.rank]
-        for variable in [*self._model, *others]:
-            variable.on_workers().template.assign(variable.primary.read_value(), read_value=False)
+        self._copies.begin([v.primary.read_value() for v in self._copies.begun_with])
         return True
-
-    def _take_in(self, number: tf.Tensor, flat: Sequence[tf.Tensor]) -> None:
-        """One message, before which there were so many."""
-        parts = self._parts
-        header, tensors, changes = parts.unpacked(0, flat)
-        worker, _, _, version, steps = tf.unstack(header, 5)
-        view = parts.worker_view
-        codec = parts.algorithm.codec
-        decoded = [codec.decode(view, i, sent) for i, sent in enumerate(tensors)]
-        message = Message(worker, version, steps, number - version, decoded)
-        parts.step.on_worker(lambda: self._rule.receive(view, message))
-        for change, each in zip(changes, parts.merged, strict=True):
-            each.take_in(change)
-
-    def _taken_in(self) -> None:
-        """A worker's next mini-batches begin from here."""
-        parts = self._parts
-        values = [v.on_workers().template.read_value() for v in parts.step.weights]
-        parts.step.on_worker(lambda: parts.algorithm.local.fetched(parts.worker_view, values))
-        for each in parts.merged:
-            each.begin()
 
     # -- the model that is read outside -----------------------------------------------------
 
     def showing(self) -> None:
         """Traces that a worker's model is what is read outside, at the version that it has."""
         read = clock_parts(self._parts.clock.template.read_value(), 1)[2]
-        for variable in self._model:
+        for variable in self._copies.model:
             variable.primary.assign(variable.on_workers().template.read_value(), read_value=False)
         self._log.shown.assign(read[0], read_value=False)
 

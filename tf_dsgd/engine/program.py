@@ -26,19 +26,43 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
 from tf_dsgd.engine.state import INCARNATION, named
 from tf_dsgd.engine.timing import Laps
 
 
+class Carrier(Protocol):
+    """What is called in place of functions of a worker and the shards, where it is several calls.
+
+    As workers in several processes send to one another: `engine.carrier`.
+    """
+
+    fetch: Sequence[Any]
+    push: Sequence[Any]
+    show: Sequence[Any]
+
+    def rounds(self, work: list[_tf.BoundFunction], specs: Sequence[Any]) -> Sequence[Any]:
+        """Of each worker a whole round with that work."""
+
+    def begin_anew(self) -> None:
+        """At rest, after a model was shown: all workers begin anew with that."""
+
+
 class Program(Parts):
     """All functions of one step under one algorithm, traced when an engine first needs them."""
+
+    _carrier: Carrier | None = None
+
+    def carried_by(self, carrier: Carrier) -> None:
+        """Whole rounds, and what is done at rest, are this one's from now on."""
+        self._carrier = carrier
 
     @functools.cached_property
     def _turns(self) -> dict[tuple[bool, bool, bool], list[_tf.BoundFunction]]:
@@ -106,18 +130,19 @@ class Program(Parts):
         return [tf.data.IteratorSpec(self.step.element_spec), tf.TensorSpec([], tf.int32)]
 
     @functools.cached_property
-    def round_on(self) -> list[_tf.BoundFunction]:
+    def round_on(self) -> Sequence[Any]:
         """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
         return self._bind_round(self.work_on, self.step.packing.specs)
 
     @functools.cached_property
-    def round_from(self) -> list[_tf.BoundFunction]:
+    def round_from(self) -> Sequence[Any]:
         """(iterator, steps) -> the last outputs; fetches before, and pushes after."""
         return self._bind_round(self.work_from, self._iterator_specs)
 
-    def _bind_round(
-        self, work: list[_tf.BoundFunction], specs: Sequence[Any]
-    ) -> list[_tf.BoundFunction]:
+    def _bind_round(self, work: list[_tf.BoundFunction], specs: Sequence[Any]) -> Sequence[Any]:
+        if self._carrier is not None:
+            return self._carrier.rounds(work, specs)
+
         def whole_round(*inputs: Any) -> list[tf.Tensor]:
             # On the worker from the first: what a function is given, it takes when it begins.
             inputs = tuple(_here(value) for value in inputs)
@@ -172,8 +197,10 @@ class Program(Parts):
         return self.store.bind(self.collection)
 
     @functools.cached_property
-    def fetch(self) -> list[_tf.BoundFunction]:
+    def fetch(self) -> Sequence[Any]:
         """() -> version."""
+        if self._carrier is not None:
+            return self._carrier.fetch
         return self._bind(self.fetching)
 
     @functools.cached_property
@@ -219,8 +246,10 @@ class Program(Parts):
     # -- messages ---------------------------------------------------------------------------
 
     @functools.cached_property
-    def push(self) -> list[_tf.BoundFunction]:
+    def push(self) -> Sequence[Any]:
         """(valid) -> whether the message was applied; one that is not valid is refused."""
+        if self._carrier is not None:
+            return self._carrier.push
 
         def push(valid: tf.Tensor) -> tf.Tensor:
             heads, message = self.collection()
@@ -281,7 +310,7 @@ class Program(Parts):
     @functools.cached_property
     def flush(self) -> Callable[[], Any] | None:
         """Uses partial collections; None where the server rule has none."""
-        if self._peers is not None:
+        if self.algorithm.between_peers is not None:
             return None
         collects = []
 
@@ -334,13 +363,25 @@ class Program(Parts):
     # -- where workers send to one another --------------------------------------------------
 
     @functools.cached_property
-    def show(self) -> list[_tf.BoundFunction] | None:
+    def mail(self) -> MailParts | None:
+        """What such workers' rounds are made of where they are processes; None where not."""
+        rule = self.algorithm.between_peers
+        if rule is None or not self.shards[0].remote:
+            return None
+        return MailParts(self, rule, self._bind)
+
+    @functools.cached_property
+    def show(self) -> Sequence[Any] | None:
         """() -> nothing; the worker's model is what is read outside. None where shards have it."""
+        if self._carrier is not None:
+            return self._carrier.show
         return None if self._peers is None else self._bind(self._peers.showing)
 
     @functools.cached_property
     def begin_anew(self) -> Callable[[], Any] | None:
         """At rest, after `show`: all workers begin anew with that."""
+        if self._carrier is not None:
+            return self._carrier.begin_anew
         return None if self._peers is None else self._peers.resting()
 
     def forget_rows(self, variable: Any = None) -> None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_dsgd import _tf_remote
 from tf_dsgd.console import before_training
 from tf_dsgd.engine.base import steps_tensor
+from tf_dsgd.engine.carrier import PostCarrier
 from tf_dsgd.engine.members import Members
 from tf_dsgd.engine.outputs import Outputs
 from tf_dsgd.engine.program import Program
@@ -83,6 +84,8 @@ class RemoteRounds(Rounds):
         return False
 
     def prepare(self, program: Program) -> None:
+        if program.mail is not None:
+            program.carried_by(PostCarrier(program.mail, self.members))
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
         if self.overlaps:
             _ = program.ahead_on, program.deliver

@@ -38,6 +38,9 @@ ANSWER_SECONDS = 5.0
 CALL_SECONDS = 1.0
 """Between two looks at who is called, while others wait for that."""
 
+SEND_SECONDS = 20.0
+"""How long a worker may not reach another one, while both answer the chief."""
+
 # -- joining --------------------------------------------------------------------------------
 
 JOIN_SECONDS = 2.0

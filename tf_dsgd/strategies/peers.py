@@ -7,7 +7,7 @@ from typing import Any
 from tf_dsgd.algorithm import Algorithm, Codec
 from tf_dsgd.algorithms.downpour import Periods
 from tf_dsgd.algorithms.peers import MOST_AHEAD, AddToOwn, SendChange
-from tf_dsgd.cluster import TFCluster, resolve
+from tf_dsgd.cluster import resolve
 from tf_dsgd.strategies.arguments import codec
 from tf_dsgd.strategies.base import DistributedStrategy
 
@@ -15,10 +15,10 @@ from tf_dsgd.strategies.base import DistributedStrategy
 class CompressedAsyncStrategy(DistributedStrategy):
     """Strom's compressed SGD: workers send each other what has grown large, and there is no server.
 
-    Use it to study training without a server, and on one machine where `DownpourStrategy`'s lock is
-    what workers wait for. Each worker has a model of its own and runs the *compiled optimizer*, on
-    slots of its own. It sends what a codec makes of its change, after each mini-batch, to all, and
-    takes in what the others sent before the next one::
+    Use it to study training without a server, where bytes between processes cost time, and on one
+    machine where `DownpourStrategy`'s lock is what workers wait for. Each worker has a model of its
+    own and runs the *compiled optimizer*, on slots of its own. It sends what a codec makes of its
+    change, after each mini-batch, to all, and takes in what the others sent before the next one::
 
         worker k:  for each message that came, its own too, in one order:  w_k <- w_k + sent
                    dw <- optimizer_k(w_k, g) - w_k
@@ -49,26 +49,30 @@ class CompressedAsyncStrategy(DistributedStrategy):
     - **A slow worker** holds messages in memory until it has read them. So nobody begins a
       mini-batch who has sent more than 16 messages more than the slowest worker that has work: it
       waits for that one. A drain empties the log.
-    - **A lost worker** (simulated) takes its residual along; that is all that is lost. Its
-      unfinished mini-batches go to others, and `strategy.ledger()` counts what it had sent. Where
-      it comes back it begins with a peer's model, at a message's number, and with a residual of
-      zeros. When all are lost at once, so is what they did since the last drain: an error that
-      says how many updates.
+    - **A lost worker** (a process, or simulated) takes its residual along; that is all that is
+      lost. Its unfinished mini-batches go to others, and `strategy.ledger()` counts what it had
+      sent. Where it comes back it begins with a peer's model, at a message's number, and with a
+      residual of zeros. When all are lost at once, so is what they did since the last drain: an
+      error that says how many updates.
+    - **On processes** (`TFCluster`) there are no ps tasks. A message goes from its sender to each
+      other worker, and not through the chief, which counts it once all have it. So a worker that
+      is stopped holds up the others until it counts as lost (`worker_timeout_seconds`). A message
+      whose sender is lost before that is nobody's, and its mini-batches go to another worker.
     - A change that is not finite ends training with an error that names the weight, and nothing of
       it is sent (but by `Cast`, which sends it as it is).
 
     Args:
-        cluster: `tf_dsgd.LocalCluster` or `tf_dsgd.SimulatedCluster` with one shard; None for
-            `LocalCluster()`. Processes of a `TFCluster` are not there yet.
+        cluster: `tf_dsgd.LocalCluster` or `tf_dsgd.SimulatedCluster` with one shard, or a
+            `tf_dsgd.TFCluster` without ps tasks; None for `LocalCluster()`.
         compression: what is sent of a change: a codec of `tf_dsgd.compression`, as
             `Threshold(0.002)`. `TopK(1.0)` sends everything.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
 
-    Deviations from the paper: a worker begins its next mini-batch when its message is in the log
-    from which all read; the paper's sends are not waited for. Messages are read in one order by
-    all, so that copies are equal to the bit and not only up to rounding.
+    Deviations from the paper: a worker begins its next mini-batch when its message is where all
+    read it, in the log or in every mailbox; the paper's sends are not waited for. Messages are read
+    in one order by all, so that copies are equal to the bit and not only up to rounding.
 
     Reference: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing,
     Interspeech 2015, algorithm 1.
@@ -85,6 +89,8 @@ class CompressedAsyncStrategy(DistributedStrategy):
     (8, 8)
     """
 
+    needs_ps = False
+
     def __init__(self, cluster: Any = None, *, compression: Codec):
         if compression is None:
             raise TypeError(
@@ -94,13 +100,6 @@ class CompressedAsyncStrategy(DistributedStrategy):
             )
         messages = codec(compression)
         cluster = resolve(cluster)
-        if isinstance(cluster, TFCluster):
-            raise ValueError(
-                "CompressedAsyncStrategy is for threads and simulated workers; tasks of a cluster "
-                "do not send to one another yet. Use tf_dsgd.DownpourStrategy with "
-                'local_rule="optimizer" and this compression, or tf_dsgd.LocalCluster. '
-                f"Received: {cluster!r}."
-            )
         exchange = Periods(max_staleness=MOST_AHEAD)
         super().__init__(cluster, Algorithm(SendChange(), exchange, AddToOwn(), messages))
         if self.num_shards > 1:
