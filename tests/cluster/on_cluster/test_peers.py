@@ -67,8 +67,7 @@ def test_sums_are_exact_and_copies_equal(codec):
 def test_messages_go_from_worker_to_worker_and_nowhere_else():
     """A weight of 480 kB as bfloat16, to the other worker. Batches come from the chief.
 
-    Once an epoch each begins with what is read outside, or with the other's model, and one shows
-    what it has.
+    Once an epoch each begins with what is read outside, and one shows what it has.
     """
     strategy = tf_dsgd.CompressedAsyncStrategy(
         helpers.workers(2), compression=compression.Cast("bfloat16")
