@@ -178,7 +178,8 @@ class ClusterWire:
     # -- here -------------------------------------------------------------------------------
 
     def edition(self) -> int:
-        return int(self._mail.log.edition.numpy())
+        with self._members.here():  # and not on the device of the thread that asks
+            return int(self._mail.log.edition.numpy())
 
     def shown(self) -> tuple[list[tf.Tensor], int]:
         with self._members.here():
@@ -198,8 +199,9 @@ class ClusterWire:
             self._mail.withdraw(tf.constant(header))
 
     def all_lost(self, updates: int) -> RuntimeError:
-        self._mail.log.shown.assign(self._mail.version)
-        self._mail.log.edition.assign_add(1)
+        with self._members.here():
+            self._mail.log.shown.assign(self._mail.version)
+            self._mail.log.edition.assign_add(1)
         return RuntimeError(
             f"All workers were lost, and with them {updates} updates that no other copy of the "
             f"model has. {advice(self._members.last_backup)}"
