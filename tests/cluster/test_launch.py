@@ -253,7 +253,6 @@ def test_a_module_with_a_prefix_and_a_script_that_is_killed(tmp_path):
         (["--workers", "0", "train.py"], "integer from 1 to 9999. Received: '0'"),
         (["--workers", "two", "train.py"], "Received: 'two'"),
         (["--workers", "2", "--ps", "-1", "train.py"], "--ps: must be an integer from 0"),
-        (["--workers", "2", "--ps", "0", "--restart_workers", "1", __file__], "part of the model"),
         (["--workers", "2", "--threads_per_worker", "-1", "train.py"], "threads_per_worker"),
         (["--workers", "2", "--restart_workers", "-1", "train.py"], "restart_workers"),
         (["--workers", "2", "--work", "2", "train.py"], "--work"),
