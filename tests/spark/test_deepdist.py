@@ -304,10 +304,16 @@ def test_a_descent_that_waits_for_a_job_without_a_slot_is_named(spark, monkeypat
         assert d.train(rows(spark, 2), gradient, descent).updates == 2  # it goes on
 
 
-def test_an_rdd_of_a_session_that_was_stopped_is_refused_by_name():
-    stopped = types.SimpleNamespace(
-        context=types.SimpleNamespace(_jsc=None), mapPartitionsWithIndex=None
-    )
+@pytest.mark.parametrize("kind", ["an RDD", "a DataFrame"])
+def test_data_of_a_session_that_was_stopped_are_refused_by_name(kind):
+    context = types.SimpleNamespace(_jsc=None)
+    if kind == "an RDD":
+        stopped = types.SimpleNamespace(context=context, mapPartitionsWithIndex=None)
+    else:  # whose `rdd` asks Java
+        session = types.SimpleNamespace(sparkContext=context)
+        stopped = types.SimpleNamespace(sparkSession=session, mapInArrow=None)
+        with pytest.raises(RuntimeError, match="session of these data was stopped"):
+            tf_dsgd.spark.partitions(stopped, ("x", "y"), 8)
     d = tf_dsgd.spark.DeepDist({"w": np.zeros(2)})
     d._server = types.SimpleNamespace()
     with pytest.raises(RuntimeError, match="session of these data was stopped"):

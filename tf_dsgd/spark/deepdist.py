@@ -177,14 +177,14 @@ class DeepDist:
                 "The driver takes updates only in a with statement. Write: with "
                 "tf_dsgd.spark.DeepDist(model) as d: d.train(rdd, gradient, descent)."
             )
-        rows = getattr(rdd, "rdd", rdd)
         epochs = positive_int("epochs", epochs)
         for name, function in (("gradient", gradient), ("descent", descent)):
             if not callable(function):
                 raise TypeError(f"{name} must be a function. Received: {function!r}.")
-        if not hasattr(rows, "mapPartitionsWithIndex"):
+        if not hasattr(rdd, "mapPartitionsWithIndex") and not hasattr(rdd, "mapInArrow"):
             raise TypeError(f"rdd must be an RDD or a DataFrame. Received: {rdd!r}.")
-        check_runs(rows.context)
+        check_runs(rdd)
+        rows = getattr(rdd, "rdd", rdd)
         if not rows.getNumPartitions():
             raise ValueError(
                 "The RDD has no partitions, so there is nothing to train on. Give one that has: "

@@ -20,6 +20,7 @@ from pyspark.sql import types
 
 from tf_dsgd.checks import called, integer, positive_int
 from tf_dsgd.spark import rows_task
+from tf_dsgd.spark.session import check_runs
 
 cloudpickle.register_pickle_by_value(rows_task)
 
@@ -74,6 +75,7 @@ def partitions(
         ValueError: for a column that is not there, is there twice, is named twice in a list, or
             holds something else, naming it; for arrays of several lengths. Nulls are found as
             training starts, and named by Spark's error.
+        RuntimeError: if the DataFrame's session was stopped.
 
     Example:
 
@@ -91,6 +93,7 @@ def partitions(
     shuffle_rows = integer("shuffle_rows", shuffle_rows, 0)
     if not hasattr(df, "mapInArrow"):
         raise ValueError(f"df must be a DataFrame of Spark. Received: {df!r}.")
+    check_runs(df)
     if not isinstance(columns, tuple) or not 1 <= len(columns) <= 3:
         raise ValueError(
             'columns must be (x, y), such as (["a", "b"], "label"), or (x, y, sample_weight), each '
@@ -194,6 +197,7 @@ class Partitions:
         """
         columns = list(dict.fromkeys(name for names, _, _ in self.layout.arrays for name in names))
         # mapInArrow takes a dot for a field's, and has no word for a backtick.
+        check_runs(self._df)
         df = self._df.select(*[_column(name).alias(f"c{n}") for n, name in enumerate(columns)])
         layout = (self.layout.arrays, self.layout.dtype().descr, columns)
         work = rows_task.to_records(layout, first, workers, before)

@@ -85,12 +85,14 @@ def jobs(context: Any) -> Iterator[None]:
         context.removeJobTag(tag)
 
 
-def check_runs(context: Any) -> None:
-    """Whether a session is there still.
+def check_runs(data: Any) -> None:
+    """Whether the session of an RDD or a DataFrame is there still.
 
     Raises:
         RuntimeError: if it was stopped.
     """
+    of_frame = hasattr(data, "sparkSession")
+    context = data.sparkSession.sparkContext if of_frame else data.context
     if getattr(context, "_jsc", None) is None:  # as pyspark itself asks (4.3)
         raise RuntimeError(
             "The Spark session of these data was stopped. Make them once more, in the session that "
