@@ -367,10 +367,7 @@ class World:
                 return
             if self.failed is not None:
                 self.failed = None
-                counted = {batch for _, _, batch in self.counted}
-                assert len(counted) == len(self.counted)
-                done += batches
-                self.counted_before = counted
+                assert len({batch for _, _, batch in self.counted}) == len(self.counted)
                 return
 
     def present(self):

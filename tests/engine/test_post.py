@@ -32,14 +32,20 @@ def test_after_an_error_copies_are_equal():
             raise AssertionError(f"World({seed}, errors=True)") from error
 
 
-def test_a_message_counts_when_all_have_it():
-    """By hand: three workers, of whom the third is lost while it has not got the first message."""
+def one_posted(workers):
+    """Mailboxes of so many, all of whom have begun, and the key of a message of the first."""
     boxes = Mailboxes()
-    for m in range(3):
+    for m in range(workers):
         boxes.joins(m, 0, 0)
         boxes.begins(m)
     key = boxes.key()
     boxes.posted(0, key)
+    return boxes, key
+
+
+def test_a_message_counts_when_all_have_it():
+    """By hand: three workers, of whom the third is lost while it has not got the first message."""
+    boxes, key = one_posted(3)
     assert boxes.missing(key) == [1, 2]
     boxes.arrived(1, boxes.entry(1), key)
     with pytest.raises(RuntimeError, match=r"missing: \[2\]"):
@@ -51,12 +57,7 @@ def test_a_message_counts_when_all_have_it():
 
 
 def test_a_message_whose_sender_is_lost_is_thrown_away():
-    boxes = Mailboxes()
-    for m in range(3):
-        boxes.joins(m, 0, 0)
-        boxes.begins(m)
-    key = boxes.key()
-    boxes.posted(0, key)
+    boxes, key = one_posted(3)
     boxes.arrived(1, boxes.entry(1), key)
     boxes.leaves(0)
     assert boxes.due(1).thrown == (key,) and boxes.due(2).thrown == ()
@@ -91,12 +92,7 @@ def test_who_joins_lacks_what_came_before_and_after_its_model():
 
 
 def test_what_came_for_an_earlier_mailbox_is_not_in_this_one():
-    boxes = Mailboxes()
-    for m in range(2):
-        boxes.joins(m, 0, 0)
-        boxes.begins(m)
-    key = boxes.key()
-    boxes.posted(0, key)
+    boxes, key = one_posted(2)
     before = boxes.entry(1)
     boxes.joins(1, 0, 0)
     boxes.arrived(1, before, key)
