@@ -119,7 +119,12 @@ class Checkpoint:
             found, template = cell.read(), cell.template  # which may be a lost worker's
             zeros = np.zeros(template.shape.as_list(), template.dtype.as_numpy_dtype)
             arrays[name] = np.stack([found.get(m, zeros) for m in range(self._engine.num_workers)])
-        return arrays | self._shards_that_run() | self._waiting
+        return arrays | self._not_made() | self._shards_that_run()
+
+    def _not_made(self) -> dict[str, np.ndarray]:
+        """What was restored of variables that are not made yet."""
+        groups = {_RUN_BY + name.rpartition("_")[0] for name in self._waiting}
+        return self._waiting | {n: ran for n, ran in self._ran_there.items() if n in groups}
 
     def _cells(self) -> Iterator[tuple[str, Replicated]]:
         """What the codec keeps on workers, by its name here."""
