@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd import arithmetic
 
 # Runs a statement in a fresh process, where no device is open yet, on a TensorFlow with two GPUs
 # that only note what is asked of them.
@@ -50,6 +52,27 @@ def test_growth_is_the_default():
 def test_every_strategy_switches_growth_on_once():
     make = "tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2));"
     assert noted(make * 2) == [["growth", 0, True], ["growth", 1, True]]
+
+
+def test_a_cluster_switches_growth_on():
+    """The optimizer, another argument of the strategy, opens the devices: then it is too late."""
+    statement = (
+        "import keras\n"
+        "tf_dsgd.PeriodicAveragingStrategy(\n"
+        "    tf_dsgd.LocalCluster(2), average_every=4, outer_optimizer=keras.optimizers.SGD(0.7))"
+    )
+    assert noted(statement) == [["growth", 0, True], ["growth", 1, True]]
+
+
+@pytest.mark.slow
+def test_a_limit_replaces_what_a_cluster_chose():
+    """TensorFlow takes one of the two for a device."""
+    statement = "tf_dsgd.LocalCluster(2); tf_dsgd.gpu.configure_memory(limit_mb=2048)"
+    assert [note for note in noted(statement) if note[1] == 0] == [
+        ["growth", 0, True],
+        ["growth", 0, False],
+        ["limit", 0, [2048]],
+    ]
 
 
 @pytest.mark.slow
@@ -97,6 +120,51 @@ def test_import_initialises_no_device():
     )
     assert process.returncode == 0, process.stderr
     assert "INITIALISED False" in process.stdout
+
+
+def test_variables_are_written_by_what_gpus_can():
+    """Of these types TensorFlow writes rows of a variable on the GPU by int32 numbers alone.
+
+    Seen of TensorFlow 2.21: `ResourceScatterUpdate` has no kernel for bools and int64 there, and
+    `ResourceApplyGradientDescent` none for bfloat16.
+    """
+    for dtype in (tf.bool, tf.bfloat16):
+        variable = tf.Variable(tf.zeros([3, 2], dtype))
+
+        @tf.function
+        def written(variable=variable):
+            row = tf.constant(1, tf.int64)
+            arithmetic.set_row(variable, row, tf.ones([2], variable.dtype))
+            if variable.dtype.is_floating:
+                arithmetic.descend(variable, -1.0, tf.ones_like(variable))
+
+        (scatter,) = (
+            op
+            for op in written.get_concrete_function().graph.get_operations()
+            if op.type == "ResourceScatterUpdate"
+        )
+        assert scatter.get_attr("Tindices") == tf.int32
+        kinds = {op.type for op in written.get_concrete_function().graph.get_operations()}
+        assert "ResourceApplyGradientDescent" not in kinds
+        written()
+    np.testing.assert_array_equal(variable.numpy().astype(float), [[1, 1], [2, 2], [1, 1]])
+
+
+@pytest.mark.gpu
+def test_averaging_runs_on_a_gpu():
+    """What shards keep is on the GPU, too, where there is one."""
+    script = (
+        "import numpy as np, keras, tf_dsgd\n"
+        "strategy = tf_dsgd.PeriodicAveragingStrategy(tf_dsgd.LocalCluster(2), average_every=4)\n"
+        "with strategy.scope():\n"
+        "    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])\n"
+        "    model.compile(keras.optimizers.SGD(0.01), 'mse')\n"
+        "x = np.ones((256, 8), 'float32')\n"
+        "model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)\n"
+        "assert strategy.steps == 64\n"
+    )
+    process = helpers.python(script, timeout=100)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.gpu

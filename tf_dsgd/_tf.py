@@ -40,6 +40,9 @@ from tensorflow.python.eager import context as _context
 # else there is no gradient, without a word. TF 2.21.
 from tensorflow.python.eager import tape as _tape
 
+# Whether operations are to be deterministic, for which no public name asks. TF 2.21.
+from tensorflow.python.framework import config as _config
+
 # A variable whose handle depends on who is traced needs the base class that implements all
 # operations on a handle; `tf.Variable` itself cannot be subclassed that way. TF 2.21.
 from tensorflow.python.ops import resource_variable_ops as _resource_variable_ops
@@ -375,6 +378,11 @@ def run_independently(operation: tf.Operation) -> None:
     `FuncGraph.experimental_acd_manager` exempts one. TF 2.21.
     """
     operation.graph.experimental_acd_manager.run_independently(operation)
+
+
+def is_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    return _config.is_op_determinism_enabled()
 
 
 def own_scalars(optimizer: keras.optimizers.Optimizer) -> list[tf.Variable]:

@@ -26,8 +26,12 @@ def add(variable: tf.Variable, value: Gradient) -> None:
 
 
 def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
-    """`variable -= rate * gradient`, in one pass over memory where TensorFlow has an operation."""
-    if isinstance(gradient, tf.IndexedSlices) or not variable.dtype.is_floating:
+    """`variable -= rate * gradient`, in one pass over memory where TensorFlow has an operation.
+
+    For bfloat16 it has none on GPUs.
+    """
+    passes = variable.dtype.is_floating and variable.dtype != tf.bfloat16
+    if isinstance(gradient, tf.IndexedSlices) or not passes:
         add(variable, scaled(gradient, -rate))
         return
     tf.raw_ops.ResourceApplyGradientDescent(
@@ -62,6 +66,7 @@ def quotient(value: Gradient, divisor: tf.Tensor) -> Gradient:
 def set_row(variable: tf.Variable, row: tf.Tensor, value: Any) -> None:
     """`variable[row] := value`."""
     value = tf.convert_to_tensor(value, variable.dtype)
+    row = tf.cast(row, tf.int32)  # on GPUs TensorFlow writes rows of bools by no other type
     variable.scatter_update(tf.IndexedSlices(value[None], row[None]))
 
 

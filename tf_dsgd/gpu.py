@@ -11,6 +11,8 @@ from tf_dsgd.checks import called, integer, truth
 __all__ = ["configure_memory"]
 
 _configured = False
+_by_default = False
+"""Whether growth is on because nobody has said what is wanted."""
 
 
 @called()
@@ -18,8 +20,8 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
     """Lets TensorFlow take GPU memory as it needs it, or up to a limit.
 
     By default TensorFlow takes nearly all memory of every GPU when it opens it, so that a second
-    process on that GPU fails. Every `tf_dsgd` strategy calls this with its defaults when it is made
-    unless you have called it before. Without a GPU it does nothing.
+    process on that GPU fails. Every cluster and every strategy of `tf_dsgd` calls this with its
+    defaults when it is made, unless you have called it before. Without a GPU it does nothing.
 
     Args:
         growth: take memory as needed (True) or all at once (False).
@@ -34,7 +36,7 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
 
     >>> tf_dsgd.gpu.configure_memory(growth=True)
     """
-    global _configured
+    global _configured, _by_default
     growth = truth("growth", growth)
     if limit_mb is not None:
         limit_mb = integer("limit_mb", limit_mb, 1, ", in MiB, or None for no limit")
@@ -47,26 +49,34 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
         )
     for device in gpus:
         if limit_mb is not None:
+            if _by_default:
+                tf.config.experimental.set_memory_growth(device, False)
             tf.config.set_logical_device_configuration(
                 device, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mb)]
             )
         else:
             tf.config.experimental.set_memory_growth(device, growth)
-    _configured = True
+    _configured, _by_default = True, False
 
 
 def configure_by_default() -> None:
-    """What every strategy does when it is made: growth, unless the user has decided."""
+    """What every cluster and strategy does when it is made: growth, unless the user has decided.
+
+    Clusters do, too: an optimizer that is another argument of the strategy opens the devices.
+    """
+    global _configured, _by_default
     gpus = tf.config.list_physical_devices("GPU")
-    if _configured or not gpus:
+    if _configured or _by_default or not gpus:
         return
     if _tf.devices_initialised():
         if not all(tf.config.experimental.get_memory_growth(g) for g in gpus):
             logging.warning(
-                "tf_dsgd: TensorFlow opened its GPUs before the strategy was made, so memory "
-                "growth could not be switched on. Make the strategy first, or call "
-                "tf_dsgd.gpu.configure_memory() right after the imports."
+                "tf_dsgd: TensorFlow opened its GPUs before the cluster or strategy was made, so "
+                "memory growth could not be switched on, and this process takes all their memory. "
+                "Make the cluster first, or call tf_dsgd.gpu.configure_memory() right after the "
+                "imports."
             )
         return
     if not any(tf.config.get_logical_device_configuration(g) for g in gpus):
         configure_memory()
+        _configured, _by_default = False, True

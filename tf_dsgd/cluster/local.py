@@ -7,7 +7,7 @@ import os
 import tensorflow as tf
 from absl import logging
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, gpu
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import called, positive_int
 from tf_dsgd.cluster.base import Cluster, configure_process
@@ -76,6 +76,7 @@ class LocalCluster(Cluster):
                 )
             _hint_at_many(num_workers)
         self.num_workers = num_workers
+        gpu.configure_by_default()
 
     def __repr__(self) -> str:
         given = f", num_workers={self.num_workers}" if self.num_workers else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd import gpu
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import called, integer, positive_seconds
 from tf_dsgd.cluster.base import Cluster, configure_process, late_after
@@ -144,6 +145,7 @@ class SimulatedCluster(Cluster):
             f"{'' if rate is None else f', network_bytes_per_second={rate:g}'}, seed={seed}"
             f"{devices.shown(self.devices_per_worker)})"
         )
+        gpu.configure_by_default()
 
     def __repr__(self) -> str:
         return self._repr

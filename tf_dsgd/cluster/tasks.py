@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _version
+from tf_dsgd import _version, gpu
 from tf_dsgd.algorithm import ExchangeRule
 from tf_dsgd.checks import called, positive_seconds
 from tf_dsgd.cluster.base import Cluster, configure_process, late_after
@@ -119,6 +119,7 @@ class TFCluster(Cluster):
             from tf_dsgd.serve import serve
 
             serve(self._tasks)
+        gpu.configure_by_default()
 
     def __repr__(self) -> str:
         number = self.devices_per_worker
