@@ -299,6 +299,35 @@ def test_what_does_not_go_with_an_optimizer_is_named():
         model(tf_dsgd.optimizers.AdaptiveRevision, compression.EFSign())
 
 
+@pytest.mark.parametrize("start", ["update", "peers"])
+def test_what_sets_weights_does_not_go_with_changes_held_back(start):
+    """It would ask for what is held back at each step anew: residuals grew without an end."""
+
+    def model(codec, optimizer, constraint=None):
+        strategy = (
+            tf_dsgd.CompressedAsyncStrategy(simulated(), compression=codec)
+            if start == "peers"
+            else STRATEGIES[start](simulated(), compression=codec)
+        )
+        with strategy.scope():
+            dense = keras.layers.Dense(4, kernel_constraint=constraint)
+            made = keras.Sequential([keras.Input((6,)), dense])
+            made.compile(optimizer, "mse")
+        fit(made, dyadic(4))
+        return strategy.steps
+
+    top_k = compression.TopK(0.25)
+    ema = {"use_ema": True, "ema_overwrite_frequency": 2}
+    with pytest.raises(ValueError, match=r"TopK.* holds back .* Ftrl sets them.*QSGD or Cast"):
+        model(top_k, "ftrl")
+    with pytest.raises(ValueError, match=r"ema_overwrite_frequency=2 sets them"):
+        model(top_k, {"class_name": "SGD", "config": {"learning_rate": 0.1, **ema}})
+    with pytest.raises(ValueError, match=r"NonNeg\(\) of .*kernel sets them"):
+        model(top_k, "sgd", "non_neg")
+    assert model(compression.QSGD(4, seed=1), "ftrl", "non_neg") == 4
+    assert model(top_k, "sgd") == 4
+
+
 @pytest.mark.parametrize("name", ["PeriodicAveragingStrategy", "ElasticAveragingStrategy"])
 def test_who_sends_weights_says_so(name):
     with pytest.raises(TypeError, match=rf"{name} has no argument 'compression'.*Downpour"):

@@ -105,9 +105,9 @@ class SendingMeter:
             "tf_dsgd: of the elements that workers hold back, %.3g %% are above tau=%g after "
             "sending; when the epoch began they were %.3g %%. They get more at each message than "
             "the tau that a message takes, so the model falls behind its gradients. Use a larger "
-            "tau, or, if gradients are this large only in the beginning, a warm start "
-            "(warm_start_steps) or the weights of a run without compression. A residual well above "
-            "one gradient alone is this method's normal state.",
+            "tau, or, if gradients are this large only in the beginning, a warm start: the weights "
+            "of a short run without compression, or DownpourStrategy's warm_start_steps. A "
+            "residual well above one gradient alone is this method's normal state.",
             100 * now,
             self._codec.overdue_above,
             100 * before,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -88,6 +88,38 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
                 "Use tf_dsgd.compression.QSGD or Cast, which hold nothing back, or another "
                 "optimizer."
             )
+
+
+def check_codec_of_changes(
+    codec: Codec, optimizers: Iterable[keras.optimizers.Optimizer], model: keras.Model | None
+) -> None:
+    """Whether the changes that these optimizers make of a model on workers can be held back.
+
+    A change that is held back is still missing in the worker's copy at the next step. What adds its
+    step to the weights goes on from there. What sets them, whatever they are, asks for the same
+    change again at each step, until all of these are sent.
+
+    Raises:
+        ValueError: if they can't.
+    """
+    if codec.held_back is None:
+        return
+    setters = []
+    for optimizer in optimizers:
+        if isinstance(optimizer, keras.optimizers.Ftrl):
+            setters.append("Ftrl")
+        if optimizer.use_ema and optimizer.ema_overwrite_frequency:
+            setters.append(f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}")
+    for variable in () if model is None else model.trainable_variables:
+        if variable.constraint is not None:
+            setters.append(f"{type(variable.constraint).__name__}() of {variable.path}")
+    if setters:
+        raise ValueError(
+            f"compression={codec!r} holds back a part of each change of the weights, and "
+            f"{setters[0]} sets them, wherever they are: it would ask for that part again at each "
+            "step. Leave it out; or use tf_dsgd.compression.QSGD or Cast, which hold nothing back, "
+            "or tf_dsgd.DownpourStrategy with its default local_rule, whose workers send gradients."
+        )
 
 
 _AT_ONCE = "Threads update the same weights at once here, without a lock"

@@ -20,7 +20,12 @@ from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
-from tf_dsgd.strategies.refused import check_added_to, check_adds, check_codec
+from tf_dsgd.strategies.refused import (
+    check_added_to,
+    check_adds,
+    check_codec,
+    check_codec_of_changes,
+)
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.rows.tables import Part
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
@@ -68,6 +73,8 @@ class TracedStep:
         self._laid = None if parts is None else parts.step(call, model, optimizers)
         self._trace(self._laid or call)
         check_codec(algorithm.codec, self.applications)
+        if self.sends == "update":
+            check_codec_of_changes(algorithm.codec, optimizers, model)
         if algorithm.local.shares_weights:
             check_added_to(self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
