@@ -1,0 +1,141 @@
+"""The tables and the plot of time_to_accuracy.py, from what its `--json` has."""
+
+import math
+from collections.abc import Sequence
+
+import accuracy_statistics as statistics
+import runs
+
+TITLES = {
+    "digits": "scikit-learn's digits, MLP 64-128-64-10, 1,437 examples",
+    "prototypes": "made-up data of MNIST's size, MLP 784-512-512-10, 20,000 examples",
+    "cnn": "made-up data of CIFAR-10's size, a CNN of two convolutions, 5,000 examples",
+}
+GROUPS = {
+    "threads": "one process",
+    "processes": "two worker processes and a ps",
+    "straggler": "the same, one worker four times slower",
+}
+PLAIN = "plain fit"
+DIGITS = {"seconds": 2, "cpu_seconds": 2, "epochs": 0}
+
+
+def of_task(record: dict, task: str) -> list[dict]:
+    """The contenders of a task that were measured."""
+    return [each for each in record["contenders"] if each["task"] == task and each["runs"]]
+
+
+def plain(entries: Sequence[dict]) -> list[list[dict]]:
+    """The runs of plain `fit` at each of its settings."""
+    return [each["runs"] for each in entries if each["spec"]["kind"] == "keras"]
+
+
+def tasks(record: dict) -> list[str]:
+    return [task for task in TITLES if of_task(record, task)]
+
+
+def shown(values: Sequence[float], digits: int) -> str:
+    """Median and interval; an infinite end is a run that did not get there."""
+
+    def number(value: float) -> str:
+        return "never" if math.isinf(value) else f"{value:.{digits}f}"
+
+    middle = number(statistics.median(values))
+    if len(values) == 1:
+        return middle
+    low, high, _ = statistics.interval(values)
+    return f"{middle} ({number(low)}-{number(high)})"
+
+
+def measured(entry: dict, measure: str) -> list[float]:
+    return [statistics.value(run, measure) for run in entry["runs"]]
+
+
+def beside(entry: dict, entries: Sequence[dict], measure: str) -> list[float]:
+    """Of each seed: how many times as fast as the better plain `fit`."""
+    return statistics.ratios(entry["runs"], plain(entries), measure)
+
+
+def rate_cell(entry: dict) -> str:
+    edge = entry["search"] and statistics.at_the_edge(entry["search"], entry["rate"])
+    return f"{entry['rate']:g}" + (", edge" if edge else "")
+
+
+def row(entry: dict, entries: Sequence[dict]) -> list[str]:
+    lost = sum(not run["reached"] for run in entry["runs"])
+    cells = [shown(measured(entry, m), DIGITS[m]) for m in statistics.MEASURES]
+    for measure in ("seconds", "cpu_seconds"):
+        found = beside(entry, entries, measure)
+        cells.append(shown(found, 2) if found else "")
+    startup = statistics.median(entry["startup_seconds"])
+    lost_cell = f"{lost} of {len(entry['runs'])}" if lost else ""
+    return [entry["name"], *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
+
+
+def header(seeds: int) -> list[str]:
+    return [
+        f"{seeds} seeds",
+        "seconds",
+        "CPU seconds",
+        "epochs",
+        "times as fast as the best plain `fit`",
+        "times as little CPU",
+        "start-up, s",
+        "rate",
+        "not reached",
+    ]
+
+
+def task_table(record: dict, task: str) -> str:
+    """One table for each group."""
+    entries = of_task(record, task)
+    target = entries[0]["spec"]["target"]
+    parts = [f"**{TITLES[task]}**, to a validation accuracy of {target:g}:"]
+    for group, title in GROUPS.items():
+        own = [each for each in entries if each["group"] == group]
+        if own:
+            seeds = max(len(each["runs"]) for each in own)
+            parts.append(f"*{title[0].upper()}{title[1:]}*")
+            parts.append(runs.table(header(seeds), [row(each, entries) for each in own]))
+    return "\n\n".join(parts)
+
+
+def all_tables(record: dict) -> list[str]:
+    return [task_table(record, task) for task in tasks(record)]
+
+
+def plot(record: dict, path: str) -> None:
+    """Ratios to the best plain `fit`, with their intervals: a panel for each task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = tasks(record)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(1 + 6 * len(panels), 6), squeeze=False, layout="constrained"
+    )
+    styles = (("seconds", "o", "seconds"), ("cpu_seconds", "s", "CPU seconds"))
+    for axis, task in zip(axes[0], panels, strict=True):
+        entries = of_task(record, task)[::-1]
+        for shift, (measure, marker, label) in enumerate(styles):
+            places, middles, errors = [], [], [[], []]
+            for place, entry in enumerate(entries):
+                found = beside(entry, entries, measure)
+                middle = statistics.median(found) if found else 0.0
+                if middle > 0.0:
+                    low, high, _ = statistics.interval(found)
+                    places.append(place + 0.16 - 0.32 * shift)
+                    middles.append(middle)
+                    errors[0].append(middle - low)
+                    errors[1].append(high - middle)
+            axis.errorbar(middles, places, xerr=errors, fmt=marker, capsize=3, label=label)
+        names = [f"{each['name']} ({GROUPS[each['group']]})" for each in entries]
+        names = [name.removesuffix(" (one process)") for name in names]
+        axis.set_yticks(range(len(entries)), names)
+        axis.axvline(1.0, color="grey", linewidth=1)
+        axis.set_xscale("log")
+        axis.set_xlabel("times as little as the best plain fit takes (right is better)")
+        axis.set_title(f"{task}: to {entries[0]['spec']['target']:g}")
+        axis.legend(loc="lower left")
+    figure.savefig(path, dpi=80)

@@ -1,0 +1,207 @@
+"""Seconds, processor seconds and epochs until a model is accurate, beside the best plain `fit`.
+
+    python benchmarks/time_to_accuracy.py --json benchmarks/results/time_to_accuracy.json
+    python benchmarks/time_to_accuracy.py --quick
+    python benchmarks/time_to_accuracy.py --one_process --minutes 4 --json FILE   # again: goes on
+
+What is measured is training alone, until the validation accuracy first reaches a target after an
+epoch: making the model and tracing it has a column of its own, and the clocks stop while a model is
+validated. Seconds of the processor are of all threads and processes. Each contender has a learning
+rate of its own, searched for from one grid, on seeds that are not those measured, by the mean
+number of epochs; a grid at whose edge the best rate is, is extended. A seed draws the split, the
+initial weights and the order.
+
+Groups: `threads`: plain `fit`, MirroredStrategy and workers that are threads of one process;
+`processes`: those of `tf_dsgd.launch`, with a ps; `straggler`: the same, one of which is four times
+slower. Every contender is a process of its own. Its search comes first, then each contender trains
+once, by the first seed, then each by the next ...; with `--one_process` all runs of a contender are
+in one process, one after the other, which takes less time. A run that stands in `--json` is not
+done again.
+"""
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import accuracy_tables
+import runs
+
+PROGRAM = "accuracy_contenders.py"
+TIMEOUT_SECONDS = 1800.0
+
+TASKS = {
+    "digits": {"target": 0.97, "epochs": 60, "batch_size": 32},
+    "prototypes": {"target": 0.97, "epochs": 20, "batch_size": 64},
+    "cnn": {"target": 0.97, "epochs": 30, "batch_size": 32},
+}
+GRID = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Of every contender and task: the first rates of a search."""
+SEARCH_SEEDS = (101, 102, 103)
+
+PLAIN = {
+    "plain fit": {"kind": "keras"},
+    "plain fit, steps_per_execution=20": {"kind": "keras", "steps_per_execution": 20},
+}
+SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
+
+
+def contenders(group: str) -> dict[str, dict]:
+    """By name."""
+
+    def of(kind: str, *periods: int) -> dict[str, dict]:
+        title = {"downpour": "Downpour", "averaging": "averaging", "elastic": "elastic averaging"}
+        return {f"{title[kind]}, every {p}": {"kind": kind, "period": p} for p in periods}
+
+    softsync = {"softsync": {"kind": "softsync"}}
+    if group == "threads":
+        return {
+            **PLAIN,
+            "MirroredStrategy": {"kind": "mirrored"},
+            **of("downpour", 1, 5, 20),
+            **softsync,
+            **of("averaging", 5, 20),
+            **of("elastic", 5),
+        }
+    if group == "processes":
+        found = {**of("downpour", 1, 20), **of("averaging", 5, 20)}
+    else:
+        found = {**of("averaging", 1, 20), **of("downpour", 1, 20), **softsync, **of("elastic", 20)}
+    common = {"processes": True, "slow": group == "straggler"}
+    return {name: {**spec, **common} for name, spec in found.items()}
+
+
+GROUPS = ("threads", "processes", "straggler")
+
+
+@dataclasses.dataclass
+class Book:
+    """All runs, those of earlier times, too, as `--json` has them."""
+
+    path: str | None
+    record: dict
+
+    @classmethod
+    def opened(cls, path: str | None) -> "Book":
+        origin = runs.provenance()
+        record = {**origin, "contenders": []}
+        if path is not None and Path(path).exists():
+            found = json.loads(Path(path).read_text())
+            for name in ("versions", "machine", "cores"):
+                if found[name] != origin[name]:
+                    raise SystemExit(
+                        f"{path} has runs with {name} {found[name]}, and here it is "
+                        f"{origin[name]}: give another --json."
+                    )
+            record["contenders"] = found["contenders"]
+        return cls(path, record)
+
+    def entry(self, task: str, group: str, name: str, spec: dict) -> dict:
+        """Of a contender: what was searched and measured of just these settings."""
+        for each in self.record["contenders"]:
+            if (each["task"], each["group"], each["spec"]) == (task, group, spec):
+                return each
+        entry = {"task": task, "group": group, "name": name, "spec": spec}
+        entry |= {"rate": None, "search": [], "runs": [], "startup_seconds": []}
+        self.record["contenders"].append(entry)
+        return entry
+
+    def write(self) -> None:
+        runs.write_json(self.path, self.record)
+
+
+def missing(entry: dict, seeds: list[int]) -> list[int]:
+    """The seeds that a contender has still to be measured by."""
+    done = {run["seed"] for run in entry["runs"]}
+    return [seed for seed in seeds if seed not in done]
+
+
+def train(entry: dict, seeds: list[int]) -> None:
+    """Starts the contender, and adds to its entry what came out."""
+    spec = {**entry["spec"], "seeds": seeds, "rate": entry["rate"], "started": time.time()}
+    command = [sys.executable]
+    if spec.get("processes"):
+        command += ["-m", "tf_dsgd.launch", "--workers", str(spec["workers"]), "--ps", "1"]
+    command += [str(runs.HERE / PROGRAM), json.dumps(spec)]
+    result = runs.run_process(command, TIMEOUT_SECONDS)
+    entry["rate"] = result["rate"]
+    entry["search"] += result["search"]
+    entry["runs"] += result["runs"]
+    entry["startup_seconds"].append(result["startup_seconds"])
+
+
+def jobs(entries: list[dict], seeds: list[int], one_process: bool):
+    """(entry, seeds) to train next, in order; none of what is there already."""
+    if one_process:
+        for entry in entries:
+            if entry["rate"] is None or missing(entry, seeds):
+                yield entry, missing(entry, seeds)
+        return
+    for entry in entries:
+        if entry["rate"] is None:
+            yield entry, []
+    for seed in seeds:
+        for entry in entries:
+            if missing(entry, [seed]):
+                yield entry, [seed]
+
+
+def chosen(text: str, known, option: str) -> list[str]:
+    names = text.split(",")
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise SystemExit(f"{option}: no such ones: {unknown}; there are {list(known)}")
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--only", default="", help="a regular expression of contenders' names")
+    parser.add_argument("--seeds", type=int, default=5, help="how many are measured")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--one_process", action="store_true", help="for each contender")
+    parser.add_argument("--minutes", type=float, help="after which no process is started any more")
+    parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
+    parser.add_argument("--json", help="every single run; those that are there are not done again")
+    parser.add_argument("--plot", help="PNG file (needs matplotlib)")
+    options = parser.parse_args()
+    if options.quick:
+        options.tasks, options.seeds, options.one_process = "digits", 1, True
+    # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    search = {"rates": list(GRID), "search_seeds": list(SEARCH_SEEDS)}
+    if options.quick:
+        search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
+
+    book = Book.opened(options.json)
+    print(runs.heading(book.record), flush=True)
+    seeds = list(range(1, options.seeds + 1))
+    end = None if options.minutes is None else time.monotonic() + 60.0 * options.minutes
+    for task in chosen(options.tasks, TASKS, "--tasks"):
+        entries = []
+        for group in chosen(options.groups, GROUPS, "--groups"):
+            known = runs.chosen(contenders(group), options.only)
+            for name, spec in known.items():
+                settings = {"task": task, **TASKS[task], "workers": options.workers, **search}
+                settings |= spec
+                entries.append(book.entry(task, group, name, settings))
+        for entry, seeds_now in jobs(entries, seeds, options.one_process):
+            if end is not None and time.monotonic() >= end:
+                print("The time is over: the same command goes on from here.", file=sys.stderr)
+                break
+            print(f"  {task}, {entry['group']}: {entry['name']}", file=sys.stderr, flush=True)
+            train(entry, seeds_now)
+            book.write()
+    for part in accuracy_tables.all_tables(book.record):
+        print(f"\n{part}", flush=True)
+    if options.plot:
+        accuracy_tables.plot(book.record, options.plot)
+
+
+if __name__ == "__main__":
+    main()
