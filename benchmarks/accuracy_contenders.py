@@ -28,7 +28,7 @@ import accuracy_statistics as statistics
 import processor_time
 
 CLASSES = 10
-SLICE_SECONDS = 0.01
+SLICE_SECONDS = 0.004
 """That a slow worker runs before it is stopped for three times as long."""
 SLOWER = 4
 ENDED_SECONDS = 10.0
