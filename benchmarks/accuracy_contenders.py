@@ -64,6 +64,8 @@ class Spec:
     """Of the runs at the rate given, or found."""
     started: float | None = None
     """When the process was started: seconds of `time.time()`."""
+    until: float | None = None
+    """No run begins after this moment of `time.time()`; a search not done by then is left out."""
 
 
 # -- data and models -------------------------------------------------------------------------------
@@ -200,6 +202,10 @@ def one_slow(workers):
 # -- training --------------------------------------------------------------------------------------
 
 
+class TimeIsOver(Exception):
+    """No other run is begun."""
+
+
 class Clocks:
     """Seconds, and processor seconds of all processes, while they are not stopped."""
 
@@ -264,9 +270,12 @@ class Trained:
             found.append(random.uniform(-limit, limit, weight.shape).astype("float32"))
         return found
 
-    def run(self, rate: float, seed: int) -> dict:
-        """Trains until the target, or for as many epochs as a run may have."""
+    def run(self, rate: float, seed: int, epochs: int) -> dict:
+        """Trains until the target, or for so many epochs."""
         import keras
+
+        if self.spec.until is not None and time.time() >= self.spec.until:
+            raise TimeIsOver
 
         x, y, held_x, held_y = split(self.data, self.validation, seed)
         keras.utils.set_random_seed(seed)
@@ -286,7 +295,7 @@ class Trained:
             clocks.resume()
 
         after = keras.callbacks.LambdaCallback(on_epoch_end=validate)
-        self.fit(x, y, epochs=self.spec.epochs, callbacks=[after])
+        self.fit(x, y, epochs=epochs, callbacks=[after])
         self.model.get_weights()
         clocks.stop()
         return {
@@ -313,15 +322,19 @@ def run(spec: Spec) -> dict:
     with contextlib.ExitStack() as stack:
         if spec.slow:
             stack.enter_context(one_slow(processor_time.of_cluster()[processor_time.WORKERS]))
-        found, rate = [], spec.rate
-        if rate is None:
-            rate = statistics.search(
-                spec.rates,
-                lambda rate: [trained.run(rate, seed) for seed in spec.search_seeds],
-                spec.epochs,
-                found,
-            )
-        measured = [trained.run(rate, seed) for seed in spec.seeds]
+        found, measured, rate = [], [], spec.rate
+        with contextlib.suppress(TimeIsOver):
+            if rate is None:
+                rate = statistics.search(
+                    spec.rates,
+                    lambda rate, epochs: [
+                        trained.run(rate, seed, epochs) for seed in spec.search_seeds
+                    ],
+                    spec.epochs,
+                    found,
+                )
+            for seed in spec.seeds:
+                measured.append(trained.run(rate, seed, spec.epochs))
     return {"startup_seconds": startup, "rate": rate, "search": found, "runs": measured}
 
 

@@ -27,9 +27,18 @@ def best_rate(runs: Sequence[dict], epochs: int) -> float:
     return min(rates, key=lambda rate: score([r for r in runs if r["rate"] == rate], epochs))
 
 
+def limit(runs: Sequence[dict], epochs: int) -> int:
+    """How many epochs the next rate gets: twice what the best took so far, where it got there."""
+    if not runs:
+        return epochs
+    best = best_rate(runs, epochs)
+    lost, mean = score([r for r in runs if r["rate"] == best], epochs)
+    return epochs if lost else min(epochs, math.ceil(2 * mean))
+
+
 def search(
     grid: Sequence[float],
-    run: Callable[[float], list[dict]],
+    run: Callable[[float, int], list[dict]],
     epochs: int,
     found: list[dict],
 ) -> float:
@@ -37,23 +46,20 @@ def search(
 
     Args:
         grid: the rates that every contender tries.
-        run: from a rate to its runs.
-        epochs: after how many a run is given up.
+        run: from a rate, and after how many epochs a run of it is given up, to its runs.
+        epochs: after how many any run is given up.
         found: gets all runs.
     """
     if len(grid) < 2:
         raise ValueError(f"A grid needs two rates or more. Received: {list(grid)}.")
     for rate in grid:
-        found.extend(run(rate))
+        found.extend(run(rate, limit(found, epochs)))
     for _ in range(EXTENSIONS):
         rates = sorted({each["rate"] for each in found})
         best = best_rate(found, epochs)
-        if best == rates[0]:
-            found.extend(run(best / 2))
-        elif best == rates[-1]:
-            found.extend(run(best * 2))
-        else:
+        if best not in (rates[0], rates[-1]):
             break
+        found.extend(run(best / 2 if best == rates[0] else best * 2, limit(found, epochs)))
     return best_rate(found, epochs)
 
 

@@ -34,7 +34,7 @@ PROGRAM = "accuracy_contenders.py"
 TIMEOUT_SECONDS = 1800.0
 
 TASKS = {
-    "digits": {"target": 0.97, "epochs": 60, "batch_size": 32},
+    "digits": {"target": 0.97, "epochs": 40, "batch_size": 32},
     "prototypes": {"target": 0.97, "epochs": 20, "batch_size": 64},
     "cnn": {"target": 0.97, "epochs": 30, "batch_size": 32},
 }
@@ -60,11 +60,11 @@ def contenders(group: str) -> dict[str, dict]:
     if group == "threads":
         return {
             **PLAIN,
-            "MirroredStrategy": {"kind": "mirrored"},
             **of("downpour", 1, 5, 20),
             **softsync,
             **of("averaging", 5, 20),
             **of("elastic", 5),
+            "MirroredStrategy": {"kind": "mirrored"},
         }
     if group == "processes":
         found = {**of("downpour", 1, 20), **of("averaging", 5, 20)}
@@ -119,16 +119,19 @@ def missing(entry: dict, seeds: list[int]) -> list[int]:
     return [seed for seed in seeds if seed not in done]
 
 
-def train(entry: dict, seeds: list[int]) -> None:
+def train(entry: dict, seeds: list[int], until: float | None) -> None:
     """Starts the contender, and adds to its entry what came out."""
     spec = {**entry["spec"], "seeds": seeds, "rate": entry["rate"], "started": time.time()}
+    spec["until"] = until
     command = [sys.executable]
     if spec.get("processes"):
         command += ["-m", "tf_dsgd.launch", "--workers", str(spec["workers"]), "--ps", "1"]
     command += [str(runs.HERE / PROGRAM), json.dumps(spec)]
     result = runs.run_process(command, TIMEOUT_SECONDS)
-    entry["rate"] = result["rate"]
-    entry["search"] += result["search"]
+    if result["rate"] is None:  # the time was over
+        return
+    if entry["rate"] is None:
+        entry["rate"], entry["search"] = result["rate"], result["search"]
     entry["runs"] += result["runs"]
     entry["startup_seconds"].append(result["startup_seconds"])
 
@@ -165,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="how many are measured")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--one_process", action="store_true", help="for each contender")
-    parser.add_argument("--minutes", type=float, help="after which no process is started any more")
+    parser.add_argument("--minutes", type=float, help="after which no run is begun any more")
     parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
     parser.add_argument("--json", help="every single run; those that are there are not done again")
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
@@ -181,7 +184,7 @@ def main() -> None:
     book = Book.opened(options.json)
     print(runs.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
-    end = None if options.minutes is None else time.monotonic() + 60.0 * options.minutes
+    end = None if options.minutes is None else time.time() + 60.0 * options.minutes
     for task in chosen(options.tasks, TASKS, "--tasks"):
         entries = []
         for group in chosen(options.groups, GROUPS, "--groups"):
@@ -191,11 +194,11 @@ def main() -> None:
                 settings |= spec
                 entries.append(book.entry(task, group, name, settings))
         for entry, seeds_now in jobs(entries, seeds, options.one_process):
-            if end is not None and time.monotonic() >= end:
+            if end is not None and time.time() >= end:
                 print("The time is over: the same command goes on from here.", file=sys.stderr)
                 break
             print(f"  {task}, {entry['group']}: {entry['name']}", file=sys.stderr, flush=True)
-            train(entry, seeds_now)
+            train(entry, seeds_now, end)
             book.write()
     for part in accuracy_tables.all_tables(book.record):
         print(f"\n{part}", flush=True)
