@@ -80,14 +80,14 @@ def digits():
 
 
 def prototypes():
-    """Like MNIST in size: 784 inputs, in which eight kinds of each class are placed at random."""
+    """Like MNIST in size: 784 inputs, of 64 kinds for each class, which lie at random."""
     import numpy as np
 
     random = np.random.default_rng(0)
-    latent = 32
-    centers = random.standard_normal((CLASSES * 8, latent))
+    latent = 24
+    centers = random.standard_normal((CLASSES * 64, latent))
     kind = random.integers(0, len(centers), size=24_000)
-    within = centers[kind] + 0.55 * random.standard_normal((len(kind), latent))
+    within = centers[kind] + 0.42 * random.standard_normal((len(kind), latent))
     x = within @ random.standard_normal((latent, 784)) / latent**0.5
     x += 0.5 * random.standard_normal(x.shape)
     return x.astype("float32"), kind % CLASSES
