@@ -104,6 +104,50 @@ def all_tables(record: dict) -> list[str]:
     return [task_table(record, task) for task in tasks(record)]
 
 
+# -- in short --------------------------------------------------------------------------------------
+
+
+def times(entry: dict, base: Sequence[Sequence[dict]], measure: str) -> str:
+    """Ratios with their interval, by the seeds that both did."""
+    found = statistics.ratios(entry["runs"], base, measure)
+    return shown(found, 2) if found else ""
+
+
+def nearest(entries: Sequence[dict], base: Sequence[Sequence[dict]], measure: str) -> dict:
+    """The contender of the largest median ratio."""
+    return max(
+        entries,
+        key=lambda each: statistics.median(
+            statistics.ratios(each["runs"], base, measure) or [0.0],
+        ),
+    )
+
+
+def in_short(record: dict) -> str:
+    """A row for each task and situation: our best contender beside what one would do otherwise."""
+    rows = []
+    for task in tasks(record):
+        entries = of_task(record, task)
+        for group, title in GROUPS.items():
+            own = [
+                each
+                for each in entries
+                if each["group"] == group and each["spec"]["kind"] not in ("keras", "mirrored")
+            ]
+            synchronous = [each for each in own if each["spec"]["kind"] == "averaging"]
+            base, against = plain(entries), "plain `fit` at its better setting"
+            if group == "straggler":
+                own = [each for each in own if each not in synchronous]
+                base = [each["runs"] for each in synchronous]
+                against = "averaging, every 1 or 20, with the same straggler"
+            if own and base:
+                best = nearest(own, base, "seconds")
+                cells = [times(best, base, m) for m in statistics.MEASURES]
+                rows.append([f"{task}, {title}", against, best["name"], *cells])
+    header = ["task, workers", "beside", "our best", "seconds", "CPU seconds", "epochs"]
+    return runs.table(header, rows)
+
+
 def plot(record: dict, path: str) -> None:
     """Ratios to the best plain `fit`, with their intervals: a panel for each task."""
     import matplotlib

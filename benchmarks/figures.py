@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and benchmarks/README.md from the runs that are committed.
+"""Writes tables of README.md, benchmarks/README.md and docs/ from the runs that are committed.
 
     python benchmarks/figures.py
 
@@ -14,12 +14,13 @@ import json
 import re
 from pathlib import Path
 
+import accuracy_tables
 import cluster_throughput
 import fit_throughput
 import runs
 
 ROOT = runs.HERE.parent
-FILES = ("README.md", "benchmarks/README.md")
+FILES = ("README.md", "benchmarks/README.md", "docs/is_it_for_me.md")
 PLAIN = "plain fit"
 PLAIN_20 = "plain fit, steps_per_execution=20"
 
@@ -106,6 +107,19 @@ def processes() -> str:
     return "\n\n".join([runs.heading(record), f"{group['title']}:", *parts])
 
 
+def accuracy() -> str:
+    """All contenders of `time_to_accuracy.py`."""
+    record = published("time_to_accuracy")
+    return "\n\n".join([runs.heading(record), *accuracy_tables.all_tables(record)])
+
+
+def accuracy_in_short() -> str:
+    """Ours beside what one would do otherwise, by task and workers."""
+    record = published("time_to_accuracy")
+    where = f"{record['date']}, {record['cores']} cores: `{record['command']}`."
+    return f"{accuracy_tables.in_short(record)}\n\n{where}"
+
+
 def _origin(record: dict) -> str:
     (repetitions,) = {len(runs) for g in record["groups"] for runs in g["results"].values()}
     return (
@@ -119,6 +133,8 @@ BLOCKS = {
     "processes in short": processes_in_short,
     "threads": threads,
     "processes": processes,
+    "time to accuracy": accuracy,
+    "time to accuracy in short": accuracy_in_short,
 }
 
 _BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
