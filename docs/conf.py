@@ -20,7 +20,14 @@ import tf_dsgd
 
 # The order of the pages: what a reader wants to do comes before what a reader looks up.
 NAVIGATION = {
-    "Train": ["getting_started", "data", "loops", "callbacks", "staleness_monitor"],
+    "Train": [
+        "is_it_for_me",
+        "getting_started",
+        "data",
+        "loops",
+        "callbacks",
+        "staleness_monitor",
+    ],
     "On which machines": [
         "gpu",
         "jit_compile",
