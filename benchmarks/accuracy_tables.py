@@ -20,6 +20,13 @@ PLAIN = "plain fit"
 DIGITS = {"seconds": 2, "cpu_seconds": 2, "epochs": 0}
 
 
+def heading(record: dict) -> str:
+    """What ran, and where; with the commands that went on from what earlier ones left."""
+    later = [command for command in record["continued"] if command != record["command"]]
+    added = f" Continued by `{'`, `'.join(dict.fromkeys(later))}`." if later else ""
+    return runs.heading(record) + added
+
+
 def of_task(record: dict, task: str) -> list[dict]:
     """The contenders of a task that were measured."""
     return [each for each in record["contenders"] if each["task"] == task and each["runs"]]

@@ -1,6 +1,7 @@
 """Writes tables of README.md, benchmarks/README.md and docs/ from the runs that are committed.
 
     python benchmarks/figures.py
+    python benchmarks/figures.py --plots   # also docs/images/time_to_accuracy.png
 
 Between `<!-- figures: NAME -->` and `<!-- end of figures -->` stands what `BLOCKS` makes of
 `benchmarks/published/*.json`, which are what `--json` of the benchmarks wrote. A test compares the
@@ -12,6 +13,7 @@ two, so a figure there is one of those runs. To publish others, for instance:
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import accuracy_tables
@@ -110,7 +112,7 @@ def processes() -> str:
 def accuracy() -> str:
     """All contenders of `time_to_accuracy.py`."""
     record = published("time_to_accuracy")
-    return "\n\n".join([runs.heading(record), *accuracy_tables.all_tables(record)])
+    return "\n\n".join([accuracy_tables.heading(record), *accuracy_tables.all_tables(record)])
 
 
 def accuracy_in_short() -> str:
@@ -149,6 +151,9 @@ def main() -> None:
     for file in FILES:
         path = Path(ROOT / file)
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+    if "--plots" in sys.argv[1:]:
+        record, path = published("time_to_accuracy"), ROOT / "docs/images/time_to_accuracy.png"
+        accuracy_tables.plot(record, str(path))
 
 
 if __name__ == "__main__":

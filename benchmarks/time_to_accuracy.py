@@ -92,7 +92,7 @@ class Book:
     @classmethod
     def opened(cls, path: str | None) -> "Book":
         origin = runs.provenance()
-        record = {**origin, "contenders": []}
+        record = {**origin, "continued": [], "contenders": []}
         if path is not None and Path(path).exists():
             found = json.loads(Path(path).read_text())
             for name in ("versions", "machine", "cores"):
@@ -101,7 +101,7 @@ class Book:
                         f"{path} has runs with {name} {found[name]}, and here it is "
                         f"{origin[name]}: give another --json."
                     )
-            record["contenders"] = found["contenders"]
+            record = {**found, "continued": [*found.get("continued", []), origin["command"]]}
         return cls(path, record)
 
     def entry(self, task: str, group: str, name: str, spec: dict) -> dict:
@@ -187,7 +187,7 @@ def main() -> None:
         search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
 
     book = Book.opened(options.json)
-    print(runs.heading(book.record), flush=True)
+    print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
     end = None if options.minutes is None else time.time() + 60.0 * options.minutes
     for task in chosen(options.tasks, TASKS, "--tasks"):
