@@ -5,9 +5,10 @@
 
 The model is made once, and a first `fit` of one epoch traces what training needs; its weights are
 thrown away, under every contender. For each run that follows, a seed draws the split of the data,
-the initial weights and the order of the examples. SGD without momentum keeps nothing between two
-runs but its rate. A run is one `fit`. At the end of an epoch the weights are read, which waits for
-every update, and the clocks stop until the model was validated, by a copy without a strategy.
+the initial weights and the order of the examples, which `fit` shuffles further. SGD without
+momentum keeps nothing between two runs but its rate. A run is one `fit`. At the end of an epoch the
+weights are read, which waits for every update, and the clocks stop until the model was validated,
+by a copy without a strategy.
 
 With `slow`, one worker process is stopped for three quarters of the time, so that it is four times
 slower, whatever it computes.
@@ -237,6 +238,9 @@ class Trained:
         self.spec = spec
         make_data, make_model, self.validation = TASKS[spec.task]
         strategy = make_strategy(spec)
+        # Not before each run: that has TensorFlow forget what it made of its functions, and a run
+        # would begin with a second in which it makes them again.
+        keras.utils.set_random_seed(0)
         self.data = make_data()
         with strategy.scope() if strategy else contextlib.nullcontext():
             self.model = make_model()
@@ -278,7 +282,6 @@ class Trained:
             raise TimeIsOver
 
         x, y, held_x, held_y = split(self.data, self.validation, seed)
-        keras.utils.set_random_seed(seed)
         self.model.set_weights(self.initial_weights(seed))
         self.model.optimizer.learning_rate = rate
         self.model.get_weights()
