@@ -16,7 +16,10 @@ GROUPS = {
     "processes": "two worker processes and a ps",
     "straggler": "the same, one worker four times slower",
 }
-PLAIN = "plain fit"
+SHARED = (
+    "**Others computed on the same cores all the time: seconds of the processor and epochs count, "
+    "seconds by the clock say little.**"
+)
 DIGITS = {"seconds": 2, "cpu_seconds": 2, "epochs": 0}
 
 
@@ -24,7 +27,8 @@ def heading(record: dict) -> str:
     """What ran, and where; with the commands that went on from what earlier ones left."""
     later = [command for command in record["continued"] if command != record["command"]]
     added = f" Continued by `{'`, `'.join(dict.fromkeys(later))}`." if later else ""
-    return runs.heading(record) + added
+    shared = f" {SHARED}" if record["shared"] else ""
+    return runs.heading(record) + added + shared
 
 
 def of_task(record: dict, task: str) -> list[dict]:
@@ -131,8 +135,11 @@ def nearest(entries: Sequence[dict], base: Sequence[Sequence[dict]], measure: st
 
 
 def in_short(record: dict) -> str:
-    """A row for each task and situation: our best contender beside what one would do otherwise."""
-    rows = []
+    """A row for each task and situation: our best contender beside what one would do otherwise.
+
+    The best by seconds, or by those of the processor where others computed at the same time.
+    """
+    rows, by = [], "cpu_seconds" if record["shared"] else "seconds"
     for task in tasks(record):
         entries = of_task(record, task)
         for group, title in GROUPS.items():
@@ -148,10 +155,11 @@ def in_short(record: dict) -> str:
                 base = [each["runs"] for each in synchronous]
                 against = "averaging, every 1 or 20, with the same straggler"
             if own and base:
-                best = nearest(own, base, "seconds")
+                best = nearest(own, base, by)
                 cells = [times(best, base, m) for m in statistics.MEASURES]
                 rows.append([f"{task}, {title}", against, best["name"], *cells])
-    header = ["task, workers", "beside", "our best", "seconds", "CPU seconds", "epochs"]
+    ours = f"our best, by {'CPU seconds' if record['shared'] else 'seconds'}"
+    header = ["task, workers", "beside", ours, "seconds", "CPU seconds", "epochs"]
     return runs.table(header, rows)
 
 

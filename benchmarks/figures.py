@@ -119,6 +119,8 @@ def accuracy_in_short() -> str:
     """Ours beside what one would do otherwise, by task and workers."""
     record = published("time_to_accuracy")
     where = f"{record['date']}, {record['cores']} cores: `{record['command']}`."
+    if record["shared"]:
+        where += f" {accuracy_tables.SHARED}"
     return f"{accuracy_tables.in_short(record)}\n\n{where}"
 
 

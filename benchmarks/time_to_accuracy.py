@@ -174,6 +174,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--one_process", action="store_true", help="for each contender")
     parser.add_argument("--minutes", type=float, help="after which no run is begun any more")
+    parser.add_argument("--shared", action="store_true", help="note that others compute here")
     parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
     parser.add_argument("--json", help="every single run; those that are there are not done again")
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
@@ -187,6 +188,7 @@ def main() -> None:
         search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
 
     book = Book.opened(options.json)
+    book.record["shared"] = book.record.get("shared", False) or options.shared
     print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
     end = None if options.minutes is None else time.time() + 60.0 * options.minutes

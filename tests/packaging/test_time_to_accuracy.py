@@ -140,6 +140,33 @@ def test_the_table_says_who_did_not_get_there(program):
     ]
 
 
+def test_the_short_table_takes_our_best_and_with_a_straggler_is_beside_averaging(program):
+    tables = program("accuracy_tables")
+
+    def trained(name, kind, group, seconds, cpu_seconds):
+        runs = [{**run, "cpu_seconds": cpu_seconds} for run in timed(s1=seconds)]
+        return entry(name, kind, group, 0.4, with_epochs(runs, 5))
+
+    entries = [
+        trained("plain fit", "keras", "threads", 2.0, 3.0),
+        trained("MirroredStrategy", "mirrored", "threads", 0.1, 0.1),
+        trained("quick", "downpour", "threads", 1.0, 6.0),
+        trained("sparing", "softsync", "threads", 4.0, 1.5),
+        trained("waits", "averaging", "straggler", 8.0, 8.0),
+        trained("waits not", "downpour", "straggler", 2.0, 4.0),
+    ]
+    beside = "plain `fit` at its better setting"
+
+    def rows(shared):
+        text = tables.in_short({"shared": shared, "contenders": entries})
+        return [[c.strip() for c in line.split("|")[2:-1]] for line in text.splitlines()[2:]]
+
+    assert rows(False)[0] == [beside, "quick", "2.00", "0.50", "1.00"]
+    assert rows(True)[0] == [beside, "sparing", "0.50", "2.00", "1.00"]
+    assert rows(True)[1][1:] == rows(False)[1][1:] == ["waits not", "4.00", "2.00", "1.00"]
+    assert "straggler" in rows(True)[1][0]
+
+
 def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     time_to_accuracy = program("time_to_accuracy")
     path = tmp_path / "results.json"
