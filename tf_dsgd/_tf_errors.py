@@ -95,8 +95,9 @@ _TYPE = re.compile(r"Requested Attributes:.*?\bd?[Tt](?:ype)?=DT_(\w+)")
 # of this run, as "W0000 00:00:1795557141.585539 6566 file.cc:59] text" (`floods`). A severity of F,
 # the last words of a process, is never among them.
 _FLOODS = (
-    # A worker died while another joined, or came back as another process.
-    "Failed to register function remotely",
+    # A worker died while another joined, or came back as another process; or a function is freed
+    # that it knew.
+    "Failed to (?:register|remove) function remotely",
     "Unable to close remote context with ID",
     "Ignoring an error encountered when (?:deleting remote tensors handles|setting remote shape)",
     "Ignoring error status when releasing multi-device function handle",

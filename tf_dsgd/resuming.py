@@ -47,6 +47,17 @@ def shards_lost(names: Sequence[str], backup: str | None) -> RuntimeError:
     return error
 
 
+def copies_lost(updates: int, backup: str | None) -> RuntimeError:
+    """The error that the loss of all workers is where they alone have the last updates."""
+    what = "1 update" if updates == 1 else f"{updates} updates"
+    error = RuntimeError(
+        f"All workers were lost, and with them {what} that no other copy of the model has. "
+        f"{advice(backup)}"
+    )
+    error.add_note(ENDS_TRAINING)
+    return error
+
+
 def command() -> str:
     """What starts this training again: the launcher's command line, or this process's."""
     launched = os.environ.get(COMMAND)

@@ -186,7 +186,7 @@ def test_a_lost_worker_is_shown_and_counted():
     assert first >= 0 and np.isnan(second)
     assert logs["residuals_lost"] == [1.0]
     assert logs["residual_norm"] == [pytest.approx(first)]
-    assert "1 times gone with a lost worker" in repr(strategy)
+    assert "1 time gone with a lost worker" in repr(strategy)
 
     script = [fail_at(1, 2, "compute", back_after=2.0)]
     cluster = tf_dsgd.SimulatedCluster(2, faults=script, worker_timeout_seconds=4.0)

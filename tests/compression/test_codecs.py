@@ -346,7 +346,7 @@ def test_what_is_not_finite_is_refused_and_not_kept(name, value):
     g[2, 1] = value
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=r"weight 0, of the shape \(6, 4\), is not finite.*cannot send it",
+        match=r"'Variable', of the shape \(6, 4\), is not finite.*cannot send it",
     ):
         codec.encode(worker, 0, tf.constant(g))
     assert all(np.isfinite(np.asarray(cell)).all() for cell in worker._cells.values())
@@ -376,7 +376,7 @@ def test_a_codec_is_a_value(name):
 def test_a_threshold_that_is_no_number_of_the_weight_is_refused(tau):
     """Of float32; in float64 it is one."""
     codec = compression.Threshold(tau)
-    with pytest.raises(ValueError, match=r"from 1.18e-38 to 3.4e\+38 for weights of float32"):
+    with pytest.raises(ValueError, match=r"from 1.18e-38 to 3.4e\+38 for weights of float32, as 'Var"):
         codec.encode(Place([np.zeros(3, "float32")]), 0, tf.ones([3]))
     (sent,) = codec.encode(Place([np.zeros(3)]), 0, tf.ones([3], tf.float64))
     assert len(sent) == (3 if tau < 1 else 0)

@@ -155,6 +155,8 @@ class World:
             task.become(TaskState.LOST)
             task.incarnation += 1
             self.seen["lost"] += 1
+            if not self.present():
+                self.failed = self.failed or self.all_lost()
 
     # -- a worker's thread ----------------------------------------------------------------------
 
@@ -332,9 +334,9 @@ class World:
     def withdraw(self, header):
         raise NotImplementedError
 
-    def all_lost(self, updates):
-        assert updates == len(self.counted) - len(self.outside) > 0
-        return AllLost(updates)
+    def all_lost(self):
+        updates = len(self.counted) - len(self.outside)
+        return AllLost(updates) if updates else None
 
     # -- a whole history ------------------------------------------------------------------------
 

@@ -7,13 +7,16 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithms.downpour import Periods
+from tf_dsgd.engine.log import Log
 from tf_dsgd.engine.remote import RemoteRounds
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
+from tf_dsgd.engine.work import Loss
 from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer
 from tf_dsgd.membership.task import TaskState
+from tf_dsgd.resuming import ENDS_TRAINING
 from tf_dsgd.transport.connection import UnequalVersions
 
 GONE = tf.errors.UnavailableError(None, None, "connection refused")
@@ -79,6 +82,8 @@ class Connection:
 
 class Shard:
     """Tells what it has of a worker that is fenced; fails as often as it is told to."""
+
+    log = None
 
     def __init__(self, fails=0):
         self.fails, self.fenced = fails, []
@@ -204,6 +209,26 @@ def test_no_worker_comes_before_the_first_step():
     with pytest.raises(TimeoutError, match="All workers were lost, and none came back within 5 s"):
         engine.rounds.members.assemble()
     assert not engine.scheduler.stopped and not engine.has_failed
+
+
+@pytest.mark.parametrize(("updates", "what"), [(32, "32 updates"), (1, "1 update")])
+def test_where_workers_have_the_only_models_the_loss_of_all_ends_training_at_once(updates, what):
+    """Whether they come back or not, with an error that is said in a line; and only once."""
+    shard = Shard()
+    shard.log, shard.version = Log(2, "CPU:0"), tf.Variable(updates, dtype=tf.int64)
+    engine = made(Connection(), shard)
+    engine.rounds.members.lose(engine.tasks[0])
+    assert not engine.has_failed
+    engine.rounds.members.lose(engine.tasks[1])
+    with pytest.raises(RuntimeError, match=f"lost, and with them {what} that no other") as raised:
+        engine.raise_error()
+    assert raised.value.__notes__ == [ENDS_TRAINING]
+    assert engine.all_lost() is None and not engine.scheduler.stopped
+
+
+@pytest.mark.parametrize(("count", "what"), [(1, "1 unfinished mini-batch goes"), (2, "es go")])
+def test_a_lost_workers_mini_batches_are_counted_in_words(count, what):
+    assert f"{what} to others" in Loss(count, None).words()
 
 
 def test_a_silent_worker_that_has_nothing_to_do_is_lost():

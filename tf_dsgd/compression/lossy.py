@@ -88,9 +88,9 @@ class Lossy(algorithm.Codec, abc.ABC):
         What is not finite would stay in a residual.
         """
         message = (
-            f"A gradient of weight {memory.index}, of the shape {memory.weight.shape}, is not "
-            f"finite, or its square is not, and {self!r} cannot send it. Lower the learning rate, "
-            "clip gradients (clipnorm), or train without compression"
+            f"What was to be sent of {name_of(memory.weight)}, of the shape {memory.weight.shape}, "
+            f"is not finite, or its square is not, and {self!r} cannot send it. Lower the learning "
+            "rate, clip gradients (clipnorm), or train without compression"
         )
         value = tf.cast(value, memory.dtype)
         # One pass over the elements, a fifth of what it costs to look at each.
@@ -134,6 +134,11 @@ class ErrorFeedback(Lossy):
     @abc.abstractmethod
     def chosen(self, memory: Memory, wanted: tf.Tensor) -> list[tf.Tensor]:
         """C(p): what is sent of `wanted`."""
+
+
+def name_of(weight: tf.Variable) -> str:
+    """As Keras names it, by its path."""
+    return repr(weight.name.rpartition(":")[0])
 
 
 def number_of(value: tf.Tensor) -> tf.Tensor | int:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_dsgd.checks import called, real, truth
 from tf_dsgd.compression import golomb
-from tf_dsgd.compression.lossy import Lossy, Memory, product, spread
+from tf_dsgd.compression.lossy import Lossy, Memory, name_of, product, spread
 
 _MOST_PLACES = 1 << 31
 
@@ -125,7 +125,7 @@ class Threshold(Lossy):
         if not least <= self.tau <= most:
             raise ValueError(
                 f"tau of Threshold must be from {least:.3g} to {most:.3g} for weights of "
-                f"{dtype.name}, as {weight.name}. Received: {self.tau!r}."
+                f"{dtype.name}, as {name_of(weight)}. Received: {self.tau!r}."
             )
 
     def _clipped(self, memory: Memory, residual: tf.Tensor) -> tf.Tensor:
@@ -164,5 +164,5 @@ def _check_size(weight: tf.Variable) -> None:
     if (weight.shape.num_elements() or 0) > _MOST_PLACES:
         raise ValueError(
             f"Threshold sends places of at most {_MOST_PLACES} elements in 31 bits. Use "
-            f"entropy=True for more. Received: {weight.name} of the shape {weight.shape}."
+            f"entropy=True for more. Received: {name_of(weight)} of the shape {weight.shape}."
         )

@@ -23,7 +23,7 @@ from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.timing import Stopwatch
 from tf_dsgd.engine.work import Source
 from tf_dsgd.membership.task import Task
-from tf_dsgd.resuming import advice
+from tf_dsgd.resuming import copies_lost
 from tf_dsgd.transport.aside import Aside
 
 
@@ -256,12 +256,25 @@ class Engine(abc.ABC):
                 self._at_rest(task, show[task.index])
                 if self.store.present[task.index]:  # else it was lost by that
                     return
-        lost = int(self.shards[0].version.numpy()) - int(log.shown.numpy())
-        if lost:
-            raise RuntimeError(
-                f"All workers were lost, and with them {lost} updates that no other copy of the "
-                f"model has. {advice(self.last_backup)}"
-            )
+        error = self.all_lost()
+        if error is not None:
+            raise error
+
+    def all_lost(self) -> RuntimeError | None:
+        """The error that it is where no worker is left that has a model, if updates go with them.
+
+        None if what is read outside has them all. From here on it counts as if it had.
+        """
+        log = self.shards[0].log
+        if log is None:
+            return None
+        version = self.shards[0].version.numpy()
+        updates = int(version) - int(log.shown.numpy())
+        if not updates:
+            return None
+        log.shown.assign(version)
+        log.edition.assign_add(1)
+        return copies_lost(updates, self.last_backup)
 
     def _fetch_at_rest(self, task: Task) -> None:
         version = self.program.fetch[task.index]()

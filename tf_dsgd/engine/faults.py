@@ -93,6 +93,7 @@ class Simulated(Protocol):
     def leave(self, task: Task) -> list[Any]: ...
     def wake(self) -> None: ...
     def show_model(self) -> None: ...
+    def all_lost(self) -> RuntimeError | None: ...
 
 
 class Faults:
@@ -198,6 +199,9 @@ class Faults:
         """Raises the error that it is where nobody can go on, and nobody will in time."""
         cluster, events = self._cluster, self._cluster.turns.events
         scheduler, timeout = cluster.scheduler, self.script.timeout
+        copies_lost = None if scheduler.present else cluster.all_lost()
+        if copies_lost is not None:
+            raise copies_lost
         left = scheduler.available + sum(lease.steps for lease in scheduler.orphans)
         if not events:
             raise RuntimeError(

@@ -229,11 +229,6 @@ class MailParts:
         """Of what is read outside: its version, and how often all had to begin with it."""
         return self._shard.log
 
-    @property
-    def version(self) -> tf.Variable:
-        """How many messages have counted."""
-        return self._shard.version
-
 
 def _for_each(rows: tf.Tensor, body: Callable[[tf.Tensor], Any]) -> tf.Tensor:
     """Traces `body` for each row, in order; gives what tells that it is done."""

@@ -259,15 +259,21 @@ class Members:
             loss = self.scheduler.fenced(task, last)
             self._unfenced.discard(m)
             left = len(self.scheduler.present)
+            if not left:
+                self._check_model_is_left()
             engine.wake()
-        again = ""
-        if loss.orphan is not None:
-            again = ", its last message is completed for ps tasks that had not got it"
-        held = ", what its codec had kept is gone" if self.store.kept else ""
+        held = ", what its codec had held back is gone" if self.store.holds_back else ""
         say(
-            f"lost {self.connection.worker_name(m)}; {loss.count} unfinished mini-batches go to "
-            f"others{again}{held}, {left} of {len(self.tasks)} workers go on"
+            f"lost {self.connection.worker_name(m)}; {loss.words()}{held}, "
+            f"{left} of {len(self.tasks)} workers go on"
         )
+
+    def _check_model_is_left(self) -> None:
+        """Ends training, under the lock, if updates are gone with all workers: none brings them."""
+        with self.here():
+            error = self.engine.all_lost()
+        if error is not None:
+            self.engine.fail(None, error)
 
     # -- who answers ------------------------------------------------------------------------
 

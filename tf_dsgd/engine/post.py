@@ -72,10 +72,10 @@ class Wire(Protocol):
     def withdraw(self, header: Any) -> None:
         """A message counts as one that failed."""
 
-    def all_lost(self, updates: int) -> Exception:
+    def all_lost(self) -> Exception | None:
         """The error that it is where nobody has a model that has the last updates in it.
 
-        From then on what is read outside counts as if it had.
+        None where what is read outside has them. From then on it counts as if it had.
         """
 
 
@@ -316,7 +316,10 @@ class Post:
             self._see_who_left()
             giver = self._boxes.giver(m)
             if giver is None:
-                raise self._wire.all_lost(self._boxes.version - self._wire.shown()[1])
+                error = self._wire.all_lost()
+                if error is None:
+                    return False  # what is read outside has become the last one meanwhile
+                raise error
         with self._alone(giver) as its_incarnation:
             with self._lock:
                 self._see_who_left()

@@ -143,8 +143,10 @@ class Store:
         self._cells: dict[Any, Replicated] = {}
         self.kept: dict[str, dict[str, Replicated]] = {}
         """What codecs keep on workers, by the weight's id and the cell's name."""
+        self.holds_back = False
+        """Whether some of it is what was not sent yet."""
         self.residuals_lost = 0
-        """How often a worker was lost, and with it what a codec had kept there."""
+        """How often a worker was lost, and with it what a codec had held back there."""
         self.first: Callable[[str, str], np.ndarray | None] = lambda weight, name: None
         """Of such a cell that is not made yet what each worker's begins with, if not zeros."""
         self._bound: list[weakref.WeakSet[_WorkerFunction]] = [
@@ -307,7 +309,7 @@ class Store:
 
     def lose(self, worker: int) -> None:
         """Forgets the variables of a worker that was lost."""
-        self.residuals_lost += bool(self.kept) and self.present[worker]
+        self.residuals_lost += self.holds_back and self.present[worker]
         self.present[worker] = False
         dropped = [replicated.drop(worker) for replicated in self._all]
         # TensorFlow frees each by a call to the worker, which may be there and not answer.

@@ -240,6 +240,7 @@ class ThreadsEngine(Engine):
             self.scheduler.draining = False
         self.raise_error()
         self._come_to_rest()
+        self.raise_error()  # all may have been lost by that
         self.rounds.show()
 
     def _awaited(self) -> bool:

@@ -47,7 +47,9 @@ class WorkerView:
         zeros = np.zeros([d or 0 for d in shape.as_list()], tf.as_dtype(dtype).as_numpy_dtype)
         copies = weight.on_workers()
         where = {"dtype": dtype, "shape": shape, "name": name, "part": copies.part}
-        if name in self._program.algorithm.codec.keeps:
+        codec = self._program.algorithm.codec
+        if name in codec.keeps:
+            store.holds_back = store.holds_back or name == codec.held_back
             return store.kept_cell(key, zeros, shape, copies.part).template
 
         def make() -> Replicated:

@@ -18,7 +18,6 @@ from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.members import Members
 from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.mailboxes import Due
-from tf_dsgd.resuming import advice
 from tf_dsgd.transport.aside import Aside
 
 
@@ -198,11 +197,6 @@ class ClusterWire:
         with self._members.here():
             self._mail.withdraw(tf.constant(header))
 
-    def all_lost(self, updates: int) -> RuntimeError:
+    def all_lost(self) -> Exception | None:
         with self._members.here():
-            self._mail.log.shown.assign(self._mail.version)
-            self._mail.log.edition.assign_add(1)
-        return RuntimeError(
-            f"All workers were lost, and with them {updates} updates that no other copy of the "
-            f"model has. {advice(self._members.last_backup)}"
-        )
+            return self._members.engine.all_lost()

@@ -90,3 +90,9 @@ class Loss:
     """How many go to others."""
     orphan: Lease | None
     """The lease that some shards have and others do not."""
+
+    def words(self) -> str:
+        """What is said of that."""
+        what = "mini-batch goes" if self.count == 1 else "mini-batches go"
+        again = ", its last message is completed for ps tasks that had not got it"
+        return f"{self.count} unfinished {what} to others{'' if self.orphan is None else again}"

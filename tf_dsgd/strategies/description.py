@@ -39,8 +39,8 @@ def _messages(codec: Any, lost: int) -> list[tuple[str, str]]:
     """Nothing where they travel as they are."""
     if type(codec) is Codec:
         return []
-    gone = f"{lost} times gone with a lost worker"
-    return [("messages", repr(codec)), *([("kept there", gone)] if lost else [])]
+    gone = f"{lost} {'time' if lost == 1 else 'times'} gone with a lost worker"
+    return [("messages", repr(codec)), *([("held back", gone)] if lost else [])]
 
 
 def _counts(strategy: Any) -> list[tuple[str, str]]:

@@ -224,7 +224,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return NoCopy(self.primary, self.primary.name)
         if self.copies is None:
             store = self.distribute_strategy.engine.store
-            with tf.init_scope():
+            with tf.init_scope(), tf.name_scope(""):  # or of the layer that is traced
                 primary, kind = self.primary, self.kind
                 own = self.owned_by_workers
                 first = [primary.numpy()]  # read once for all workers that are there now
@@ -236,7 +236,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                     return _initial(now, kind, own, m, store.incarnations[m])
 
                 self.part = self._part_of_copies()
-                where = {"dtype": self.dtype, "name": "copy", "part": self.part}
+                name = _tf.handle_name(primary)  # of which errors speak
+                where = {"dtype": self.dtype, "name": name, "part": self.part}
                 self.copies = store.replicate(value, **where)
                 first.clear()
         return self.copies
