@@ -36,10 +36,6 @@ FLOODS = [
     "E0000 00:00:1795557141.585539    6566 eager_context.cc:512] Failed to register function "
     "remotely due to UNAVAILABLE: Socket closed\n"
     "This could happen if the remote target has been disconnected from the client.\n",
-    "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove function remotely due "
-    "to Unable to find a context_id matching the specified one (4324470260394453063). Perhaps the "
-    "worker was restarted, or the context was GC'd?\n"
-    "This could happen if the remote target has been disconnected from the client.\n",
     "W0000 00:00:1795557196.949510    9992 local_rendezvous.cc:412] Local rendezvous is aborting "
     "with status: INVALID_ARGUMENT: indices[15,3] = 1000 is not in [0, 50)\n"
     "\t [[{{function_node __inference_body_740}}{{node embedding_1/GatherV2}}]]\n",
@@ -72,6 +68,10 @@ FLOODS = [
     "remote tensor handle because the target /job:worker/replica:0/task:1 is no longer available\n",
     "I0000 00:00:1795620173.115403    2680 generator_dataset_op.cc:213] Memory patch applied: "
     "M_TRIM_THRESHOLD=128 kb was set.\n",
+    "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove function remotely due "
+    "to Unable to find a context_id matching the specified one (4324470260394453063). Perhaps the "
+    "worker was restarted, or the context was GC'd?\n"
+    "This could happen if the remote target has been disconnected from the client.\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -88,6 +88,7 @@ OWN = [
     "E0000 00:00:1795622045.667697   25701 context.cc:937] recvmsg:Connection reset by peer\n",
     "a line\n:UNKNOWN:Error received from peer\n",
     "Task 1 was not defined in sparse job worker\n",
+    "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove a file\n",
 ]
 SCRIPT = f"""
 import os, sys
