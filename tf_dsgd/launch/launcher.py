@@ -110,7 +110,7 @@ class _Launcher:
         self._code: int | None = None  # of the first script that failed
         self._mutex = threading.Lock()
         self._told: int | None = None  # the signal that ends the launcher
-        self._lost_server = False  # one that was not to be started again
+        self._lost_server = False  # whether it was started again or not
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
         self._errors = sys.stdout if _same_file(sys.stdout, sys.stderr) else sys.stderr
@@ -266,13 +266,12 @@ class _Launcher:
             if code is None or task.process is None:
                 continue
             how = f"{task.name} (pid {task.process.pid}) {_ending(code)}"
-            task.process = None
+            task.process, self._lost_server = None, True
             if task.restarts_left > 0 and self._told is None:
                 task.restarts_left -= 1
                 self.say(f"{how}; starting it again, {task.restarts_left} restarts left")
                 self._start(task)
             else:
-                self._lost_server = True
                 self._ended.write(f"{task.address}\n".encode())
                 self.say(how)
 
