@@ -59,6 +59,12 @@ INSTANTIATED = seen(
     5,
 )
 PING = seen(tf.errors.UnavailableError, "ping timeout", 14)
+SETTINGS = seen(
+    tf.errors.UnavailableError,
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.3:2222: connection "
+    "attempt timed out before receiving SETTINGS frame",
+    14,
+)
 REFUSED = seen(
     tf.errors.UnavailableError,
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.3:2222: Connection "
@@ -88,7 +94,7 @@ ALL = {name: value for name, value in globals().items() if isinstance(value, Exc
         (_tf_errors.says_replaced, {"CONTEXT", "DEVICE", "TENSOR", "NOT_REMOTE", "LEFT"}),
         (_tf_errors.says_no_context, {"CONTEXT", "DEVICE", "LEFT"}),
         (_tf_errors.says_untold, {"UNTOLD", "INNER", "INSTANTIATED"}),
-        (_tf_errors.says_ping_timeout, {"PING"}),
+        (_tf_errors.says_silent, {"PING", "SETTINGS"}),
         (_tf_errors.says_interrupted, {"INTERRUPTED"}),
         (_tf_errors.says_other_strategy, set()),
         (
@@ -104,7 +110,7 @@ def test_each_is_told_from_all_others(says, expected):
 
 @pytest.mark.parametrize("name", ["REFUSED", "LOST_MATRIX"])
 def test_errors_of_which_the_class_tells_enough_are_none_of_these(name):
-    for says in ("replaced", "no_context", "untold", "ping_timeout", "interrupted"):
+    for says in ("replaced", "no_context", "untold", "silent", "interrupted"):
         assert not getattr(_tf_errors, f"says_{says}")(ALL[name])
 
 

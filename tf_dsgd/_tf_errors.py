@@ -37,8 +37,9 @@ _NO_SUCH_FUNCTION = "is neither a type of a primitive operation nor a name of a 
 # required function definition", or "Was not able to find a function definition".
 _NO_DEFINITION = "function definition"
 
-# gRPC's answer to a task that did not answer its keep-alive ping in time (`transport.channels`).
-_PING = "ping timeout"
+# gRPC's answer to a task that did not answer its keep-alive ping in time (`transport.channels`);
+# and, from then on, to one that takes connections, and does not answer.
+_SILENT = ("ping timeout", "timed out before receiving SETTINGS frame")
 
 # What pybind11 makes of a KeyboardInterrupt that Python raises while pybind11 makes an exception of
 # TensorFlow's error: a RuntimeError (before Python 3.12), "MISMATCH of original and normalized
@@ -256,9 +257,9 @@ def says_untold(error: BaseException, function: str | None = None) -> bool:
     return _says_one_of(error, (_NO_SUCH_FUNCTION, _NO_DEFINITION))
 
 
-def says_ping_timeout(error: BaseException) -> bool:
-    """Whether gRPC closed the connection to a task that did not answer its ping."""
-    return _PING in str(error)
+def says_silent(error: BaseException) -> bool:
+    """Whether gRPC closed the connection to a task that did not answer, or makes none to one."""
+    return _says_one_of(error, _SILENT)
 
 
 def says_interrupted(error: BaseException) -> bool:

@@ -376,7 +376,9 @@ def test_a_codec_is_a_value(name):
 def test_a_threshold_that_is_no_number_of_the_weight_is_refused(tau):
     """Of float32; in float64 it is one."""
     codec = compression.Threshold(tau)
-    with pytest.raises(ValueError, match=r"from 1.18e-38 to 3.4e\+38 for weights of float32, as 'Var"):
+    with pytest.raises(
+        ValueError, match=r"from 1.18e-38 to 3.4e\+38 for weights of float32, as 'Var"
+    ):
         codec.encode(Place([np.zeros(3, "float32")]), 0, tf.ones([3]))
     (sent,) = codec.encode(Place([np.zeros(3)]), 0, tf.ones([3], tf.float64))
     assert len(sent) == (3 if tau < 1 else 0)

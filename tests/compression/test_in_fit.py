@@ -275,7 +275,7 @@ def test_a_gradient_that_is_not_finite_ends_training():
     x, y = dyadic(8)
     x[17] = np.nan
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=r"'sequential\S*/kernel', .*is not finite, .*EFSign\(\)"
+        tf.errors.InvalidArgumentError, match=r"/kernel', .*is not finite, .*EFSign\(\)"
     ):
         fit(model, (x, y))
     assert np.isfinite(model.get_weights()[0]).all()

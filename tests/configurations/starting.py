@@ -152,7 +152,7 @@ IN_PYTHON = [
         lambda number: in_groups(number, number, ps=()),
         st.integers(2, 64),
         [1],
-        ("needs ps tasks",),
+        ("needs ps tasks", "Leave tasks_per_worker out; or add ps tasks, if"),
         lambda number: f"tasks_per_worker={number} ",
     ),
     Rule(

@@ -17,8 +17,13 @@ from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer
 from tf_dsgd.membership.task import TaskState
 from tf_dsgd.resuming import ENDS_TRAINING
+from tf_dsgd.transport import probing
 from tf_dsgd.transport.connection import UnequalVersions
 
+SILENT = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:35265: connection "
+    "attempt timed out before receiving SETTINGS frame"
+)
 GONE = tf.errors.UnavailableError(None, None, "connection refused")
 
 
@@ -99,6 +104,18 @@ class Shard:
         return 0
 
 
+class Unanswering:
+    """A variable on a worker that does not answer."""
+
+    device = "CPU:0"
+
+    def __init__(self, error):
+        self.error = error
+
+    def numpy(self):
+        raise self.error
+
+
 def made(connection, shard=None):
     """An engine on it, whose tasks nobody probes."""
     rounds = RemoteRounds(connection, 5.0, overlaps=False)
@@ -157,6 +174,22 @@ def test_what_an_error_names_as_lost_is_not_told_of_again(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
     ]
+
+
+@pytest.mark.parametrize("found_by", ["its own call", "another's"])
+def test_of_each_worker_that_does_not_answer_it_is_said(found_by, monkeypatch, capsys):
+    """Also if gRPC finds it before a probe does: as its own call, or another's to it, fails."""
+    engine = made(Connection())
+    members, error = engine.rounds.members, tf.errors.UnavailableError(None, None, SILENT)
+    monkeypatch.setattr(probing, "not_answering", lambda addresses, _: set(addresses))
+    if found_by == "its own call":
+        assert members.was_lost_by(1, error)
+    else:
+        monkeypatch.setattr(members.store.clock, "copies", [None, Unanswering(error)])
+        assert members.is_gone(1, 0)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
+    assert said[1].startswith("tf_dsgd: lost worker 1; ")
 
 
 def test_a_worker_of_another_version_is_told_of_once_and_its_successor_joins(capsys):

@@ -50,7 +50,7 @@ BAD = {
     "no worker": (config(worker=None), ['no "worker" tasks', "Add"]),
     "workers only": (
         config(ps=None, chief=None),
-        ["only worker tasks", 'Add "chief"', '"ps": [', "runs the training script"],
+        ["only worker tasks", 'Add "chief"', 'for those "ps": [', "runs the training script"],
     ),
     "unknown job": (config(workers=["h9:1"]), ['unknown job "workers"', '"chief", "worker"']),
     "evaluator": (config(evaluator=["h9:1"]), ['"evaluator"', "not supported", "validation_data"]),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_dsgd import _tf_remote
-from tf_dsgd._tf_errors import says_ping_timeout, says_replaced, says_untold
+from tf_dsgd._tf_errors import says_replaced, says_silent, says_untold
 from tf_dsgd.console import say
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.state import Store
@@ -189,9 +189,7 @@ class Members:
         task = self.tasks[m]
         if not self.means_lost(task, error):
             return False
-        if says_ping_timeout(error):
-            addresses = self.connection.groups[m].addresses
-            self._condemn(probing.not_answering(addresses, deadlines.GLANCE_SECONDS))
+        self._say_if_silent(m, error)
         if self._engine is None:  # it has sent nothing yet
             self._check_shards_go_on(task)
             if task.is_present:
@@ -199,6 +197,12 @@ class Members:
         else:
             self.lose(task)
         return True
+
+    def _say_if_silent(self, m: int, error: tf.errors.OpError) -> None:
+        """After a call failed to a worker: says so if that was as it does not answer."""
+        if says_silent(error):
+            addresses = self.connection.groups[m].addresses
+            self._condemn(probing.not_answering(addresses, deadlines.GLANCE_SECONDS))
 
     def is_gone(self, m: int, incarnation: int) -> bool:
         """After a call failed that touches several workers: whether this one was lost by that."""
@@ -230,7 +234,8 @@ class Members:
         try:
             with tf.device(copy.device):  # and not on that of the thread that asks
                 copy.numpy()
-        except tf.errors.OpError:
+        except tf.errors.OpError as error:
+            self._say_if_silent(task.index, error)
             return False
         return True
 
@@ -251,29 +256,22 @@ class Members:
                 self._unfenced.add(m)
         self.connection.groups[m].estrange()
         with self.here():
-            worker = tf.constant(m, tf.int64)
-            latest = tf.constant(task.incarnation, tf.int64)
-            last = [int(shard.fence(worker, latest)) for shard in engine.shards]
-        with engine.changed:
+            told = [tf.constant(number, tf.int64) for number in (m, task.incarnation)]
+            last = [int(shard.fence(*told)) for shard in engine.shards]
+        with engine.changed, self.here():
             self.store.lose(m)
             loss = self.scheduler.fenced(task, last)
             self._unfenced.discard(m)
             left = len(self.scheduler.present)
-            if not left:
-                self._check_model_is_left()
+            error = None if left else engine.all_lost()
+            if error is not None:
+                engine.fail(None, error)  # also if they come back
             engine.wake()
         held = ", what its codec had held back is gone" if self.store.holds_back else ""
         say(
             f"lost {self.connection.worker_name(m)}; {loss.words()}{held}, "
             f"{left} of {len(self.tasks)} workers go on"
         )
-
-    def _check_model_is_left(self) -> None:
-        """Ends training, under the lock, if updates are gone with all workers: none brings them."""
-        with self.here():
-            error = self.engine.all_lost()
-        if error is not None:
-            self.engine.fail(None, error)
 
     # -- who answers ------------------------------------------------------------------------
 

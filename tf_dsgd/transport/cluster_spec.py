@@ -242,8 +242,9 @@ def grouped(which: Tasks, tasks_per_worker: int) -> Tasks:
     if not which.ps:
         raise ValueError(
             f"tasks_per_worker={tasks_per_worker} needs ps tasks: without them each worker task "
-            "holds a part of the weights, and not that of its layers. Add ps tasks, or leave "
-            f"tasks_per_worker out. Received: {which.jobs}."
+            "holds a part of the weights, and not that of its layers. Leave "
+            "tasks_per_worker out; or add ps tasks, if the strategy keeps its weights there. "
+            f"Received: {which.jobs}."
         )
     return made
 
@@ -412,8 +413,8 @@ def _check_jobs(jobs: dict[str, dict[int, str]], where: str, ps: bool) -> None:
     if ps and "ps" not in jobs and "chief" not in jobs:
         raise ValueError(
             f"{where} has only worker tasks, but a strategy needs a chief, which runs the training "
-            'script, and most keep their weights on ps tasks. Add "chief": ["host:port"] and '
-            '"ps": ["host:port"], and run "python -m tf_dsgd.serve" on the worker and ps tasks.'
+            'script, and most keep their weights on ps tasks. Add "chief": ["host:port"], and '
+            'for those "ps": ["host:port"], and run "python -m tf_dsgd.serve" on all but the chief.'
         )
     seen: dict[tuple[str, str], str] = {}
     for job, tasks in jobs.items():
