@@ -188,6 +188,11 @@ def test_a_lost_worker_is_shown_and_counted():
     assert logs["residual_norm"] == [pytest.approx(first)]
     assert "1 time gone with a lost worker" in repr(strategy)
 
+    strategy, _ = train(compression.QSGD(4), 12, cluster)  # which keeps a count alone
+    store = strategy.engine.store
+    assert strategy.engine.struck and store.kept and not store.residuals_lost
+    assert "held back" not in repr(strategy)
+
     script = [fail_at(1, 2, "compute", back_after=2.0)]
     cluster = tf_dsgd.SimulatedCluster(2, faults=script, worker_timeout_seconds=4.0)
     strategy, logs = train(compression.Threshold(1.5), 16, cluster)

@@ -181,6 +181,7 @@ def test_of_each_worker_that_does_not_answer_it_is_said(found_by, monkeypatch, c
     """Also if gRPC finds it before a probe does: as its own call, or another's to it, fails."""
     engine = made(Connection())
     members, error = engine.rounds.members, tf.errors.UnavailableError(None, None, SILENT)
+    members.store.kept = {"kernel": {"drawn": None}}  # as of QSGD, which holds nothing back
     monkeypatch.setattr(probing, "not_answering", lambda addresses, _: set(addresses))
     if found_by == "its own call":
         assert members.was_lost_by(1, error)
@@ -189,7 +190,9 @@ def test_of_each_worker_that_does_not_answer_it_is_said(found_by, monkeypatch, c
         assert members.is_gone(1, 0)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
-    assert said[1].startswith("tf_dsgd: lost worker 1; ")
+    assert said[1] == (
+        "tf_dsgd: lost worker 1; 0 unfinished mini-batches go to others, 1 of 2 workers go on"
+    )
 
 
 def test_a_worker_of_another_version_is_told_of_once_and_its_successor_joins(capsys):
@@ -257,6 +260,18 @@ def test_where_workers_have_the_only_models_the_loss_of_all_ends_training_at_onc
         engine.raise_error()
     assert raised.value.__notes__ == [ENDS_TRAINING]
     assert engine.all_lost() is None and not engine.scheduler.stopped
+
+
+def test_the_loss_of_all_as_a_drain_ends_is_an_error_of_that_drain(monkeypatch):
+    """The last ones are lost as their models are read; without that a script would go on."""
+    shard = Shard()
+    shard.log, shard.version = Log(2, "CPU:0"), tf.Variable(7, dtype=tf.int64)
+    engine = made(Connection(), shard)
+    lose = engine.rounds.members.lose
+    monkeypatch.setattr(engine, "_program", object())
+    monkeypatch.setattr(engine, "_come_to_rest", lambda: [lose(task) for task in engine.tasks])
+    with pytest.raises(RuntimeError, match="with them 7 updates"):
+        engine.settle()
 
 
 @pytest.mark.parametrize(("count", "what"), [(1, "1 unfinished mini-batch goes"), (2, "es go")])

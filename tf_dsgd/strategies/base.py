@@ -139,7 +139,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def steps(self) -> int:
         """Mini-batches whose gradients or updates were applied, over all workers.
 
-        Counted by the shard, at the moment of reading; training is not waited for: `settle` does.
+        Counted by the shard at the moment of reading, without `train_on_batch`; `settle` waits.
         """
         with self.engine.explained():
             return self._shards[0].steps_done()

@@ -52,8 +52,8 @@ class CompressedAsyncStrategy(DistributedStrategy):
     - **A lost worker** (a process, or simulated) takes its residual along; that is all that is
       lost. Its unfinished mini-batches go to others, and `strategy.ledger()` counts what it had
       sent. Where it comes back it begins with a peer's model, at a message's number, and with a
-      residual of zeros. When all are lost at once, so is what they did since the last drain: an
-      error that says how many updates.
+      residual of zeros. When all are lost at once, so is what they did since the last drain: that
+      ends training, with an error that says how many updates.
     - **On processes** (`TFCluster`) there are no ps tasks. A message goes from its sender to each
       other worker, and not through the chief, which counts it once all have it. So a worker that
       is stopped holds up the others until it counts as lost (`worker_timeout_seconds`). A message
