@@ -3,13 +3,15 @@
 Usage: peers_struck.py '[["kill", 1, 20], ["stop", 2, 25]]': what befalls which worker, when it has
 sent so many messages. "sends" kills it between its sends of that message to two others; "gives"
 kills, as it gives its model to another, whoever does so first. Trains on until all work again, and
-asserts that each mini-batch counted once, in every copy. Prints RESULT, with what happened.
+asserts that each mini-batch counted once, in every copy. Prints RESULT, with what happened. With
+"all" after that, it trains once more, and kills all at once.
 """
 
 import json
 import sys
 import threading
 
+import keras
 import numpy as np
 from faulty import UntilAllWorkAgain
 
@@ -71,6 +73,19 @@ class Until(UntilAllWorkAgain):
         return f"{LEFT} are to come"
 
 
+class KillsAll(keras.callbacks.Callback):
+    """Once some updates are in the workers' models alone."""
+
+    def on_train_begin(self, logs=None):
+        self.enough = strategy.updates + 5
+
+    def on_train_batch_end(self, batch, logs=None):
+        if strategy.updates >= self.enough:
+            self.enough = float("inf")
+            for m in range(strategy.num_workers):
+                faults.task("worker", m).kill()
+
+
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     script = [HOW[how](m, step) for how, m, step in asked if how in HOW]
@@ -100,3 +115,5 @@ if __name__ == "__main__":
         "lost": strategy.engine.store.residuals_lost,
     }
     print("RESULT", json.dumps(told), flush=True)
+    if sys.argv[2:] == ["all"]:
+        model.fit(x, y, callbacks=[KillsAll()], **options)
