@@ -106,6 +106,8 @@ _FLOODS = (
     # freed by then were there.
     r"Task \d+ was not defined in sparse job",
     "Unable to destroy remote tensor handle",
+    # A ps has none of the GPUs of workers, which a function for all of them names.
+    r"NOT_FOUND: TensorFlow device GPU:\d+ was not registered",
     # Whenever a worker joins.
     "Device filters can only be specified when initializing the cluster",
     # An error ends a step on every server that has a part in it; the chief says the error.
