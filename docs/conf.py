@@ -49,7 +49,7 @@ NAVIGATION = {
         "batch_methods",
     ],
     "Extend": ["writing_an_algorithm", "architecture", "how_fit_reaches_the_workers"],
-    "Results": ["reproduced", "reproduced_averaging"],
+    "Results": ["reproduced", "reproduced_averaging", "tried_by_hand"],
     "Reference": ["api", "glossary", "waits", "references"],
 }
 

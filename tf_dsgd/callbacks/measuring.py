@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import platform
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -223,7 +222,7 @@ def _versions() -> dict[str, str]:
     return {
         "tf_dsgd": __version__,
         "tensorflow": tf.__version__,
-        "keras": importlib.metadata.version("keras"),
+        "keras": keras.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
     }

@@ -236,9 +236,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                     return _initial(now, kind, own, m, store.incarnations[m])
 
                 self.part = self._part_of_copies()
-                name = _tf.handle_name(primary)  # of which errors speak
-                where = {"dtype": self.dtype, "name": name, "part": self.part}
-                self.copies = store.replicate(value, **where)
+                where = {"name": _tf.handle_name(primary), "part": self.part}  # errors name it
+                self.copies = store.replicate(value, dtype=self.dtype, **where)
                 first.clear()
         return self.copies
 
