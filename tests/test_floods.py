@@ -72,8 +72,8 @@ FLOODS = [
     "to Unable to find a context_id matching the specified one (4324470260394453063). Perhaps the "
     "worker was restarted, or the context was GC'd?\n"
     "This could happen if the remote target has been disconnected from the client.\n",
-    "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: TensorFlow device GPU:0 was not "
-    "registered\n",
+    "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: TensorFlow device GPU:0 was "
+    "not registered\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
