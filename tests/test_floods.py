@@ -91,6 +91,7 @@ OWN = [
     "a line\n:UNKNOWN:Error received from peer\n",
     "Task 1 was not defined in sparse job worker\n",
     "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove a file\n",
+    "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: a device of the user's\n",
 ]
 SCRIPT = f"""
 import os, sys
