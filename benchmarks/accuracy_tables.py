@@ -62,9 +62,10 @@ def measured(entry: dict, measure: str) -> list[float]:
     return [statistics.value(run, measure) for run in entry["runs"]]
 
 
-def beside(entry: dict, entries: Sequence[dict], measure: str) -> list[float]:
-    """Of each seed: how many times as fast as the better plain `fit`."""
-    return statistics.ratios(entry["runs"], plain(entries), measure)
+def times(entry: dict, base: Sequence[Sequence[dict]], measure: str) -> str:
+    """Ratios with their interval, by the seeds that both did."""
+    found = statistics.ratios(entry["runs"], base, measure)
+    return shown(found, 2) if found else ""
 
 
 def rate_cell(entry: dict) -> str:
@@ -75,9 +76,7 @@ def rate_cell(entry: dict) -> str:
 def row(entry: dict, entries: Sequence[dict]) -> list[str]:
     lost = sum(not run["reached"] for run in entry["runs"])
     cells = [shown(measured(entry, m), DIGITS[m]) for m in statistics.MEASURES]
-    for measure in ("seconds", "cpu_seconds"):
-        found = beside(entry, entries, measure)
-        cells.append(shown(found, 2) if found else "")
+    cells += [times(entry, plain(entries), m) for m in ("seconds", "cpu_seconds")]
     startup = statistics.median(entry["startup_seconds"])
     lost_cell = f"{lost} of {len(entry['runs'])}" if lost else ""
     return [entry["name"], *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
@@ -116,12 +115,6 @@ def all_tables(record: dict) -> list[str]:
 
 
 # -- in short --------------------------------------------------------------------------------------
-
-
-def times(entry: dict, base: Sequence[Sequence[dict]], measure: str) -> str:
-    """Ratios with their interval, by the seeds that both did."""
-    found = statistics.ratios(entry["runs"], base, measure)
-    return shown(found, 2) if found else ""
 
 
 def nearest(entries: Sequence[dict], base: Sequence[Sequence[dict]], measure: str) -> dict:
@@ -180,7 +173,7 @@ def plot(record: dict, path: str) -> None:
         for shift, (measure, marker, label) in enumerate(styles):
             places, middles, errors = [], [], [[], []]
             for place, entry in enumerate(entries):
-                found = beside(entry, entries, measure)
+                found = statistics.ratios(entry["runs"], plain(entries), measure)
                 middle = statistics.median(found) if found else 0.0
                 if middle > 0.0:
                     low, high, _ = statistics.interval(found)
