@@ -37,7 +37,15 @@ class Rates(keras.optimizers.schedules.LearningRateSchedule):
         return {"rates": self.rates}
 
 
-class Dense(keras.layers.Layer):
+class Drawn(keras.layers.Layer):
+    """A layer whose first weights follow from a seed."""
+
+    def draw(self, seeds: Sequence[int]) -> None:
+        """The first weights of other seeds, as many as before."""
+        raise NotImplementedError
+
+
+class Dense(Drawn):
     """`[..., seeds, batch, inputs]` by `[rates, seeds, inputs, outputs]`.
 
     `glorot` with a seed of its own for each seed of the study, the same for all rates; else 0.
@@ -52,24 +60,82 @@ class Dense(keras.layers.Layer):
         self.glorot, self.with_bias = glorot, bias
 
     def build(self, shape: Sequence[int]) -> None:
-        def first(whole: Sequence[int], dtype: Any = None) -> Any:
-            if not self.glorot:
-                return ops.zeros(whole, dtype)
-            limit = np.sqrt(6.0 / (whole[-2] + whole[-1]))
-            draws = [
-                np.random.default_rng([seed, *whole[2:]]).uniform(-limit, limit, whole[2:])
-                for seed in self.seeds
-            ]
-            return ops.convert_to_tensor(np.broadcast_to(np.stack(draws), whole), dtype)
-
-        runs = [self.rates, len(self.seeds)]
-        self.kernel = self.add_weight(shape=[*runs, shape[-1], self.units], initializer=first)
+        self._whole = [self.rates, len(self.seeds), shape[-1], self.units]
+        first = self._drawn(self.seeds)
+        self.kernel = self.add_weight(
+            shape=self._whole,
+            initializer=lambda whole, dtype=None: ops.convert_to_tensor(first, dtype),
+        )
         if self.with_bias:
+            runs = self._whole[:2]
             self.bias = self.add_weight(shape=[*runs, 1, self.units], initializer="zeros")
+
+    def _drawn(self, seeds: Sequence[int]) -> np.ndarray:
+        if not self.glorot:
+            return np.zeros(self._whole)
+        inputs, outputs = self._whole[2:]
+        limit = np.sqrt(6.0 / (inputs + outputs))
+        draws = [
+            np.random.default_rng([seed, inputs, outputs]).uniform(-limit, limit, (inputs, outputs))
+            for seed in seeds
+        ]
+        return np.broadcast_to(np.stack(draws), self._whole)
+
+    def draw(self, seeds: Sequence[int]) -> None:
+        self.kernel.assign(self._drawn(seeds))
 
     def call(self, x: Any) -> Any:
         y = ops.matmul(x, self.kernel)
         return self.activation(y + self.bias if self.with_bias else y)
+
+
+class Convolution(Drawn):
+    """Three by three pixels of a square image `[..., seeds, batch, pixels]`, without padding."""
+
+    def __init__(self, rates: int, seeds: Sequence[int], side: int, filters: int):
+        super().__init__()
+        self.dense = Dense(rates, seeds, filters, "relu")
+        places = np.arange(side * side).reshape(side, side)
+        windows = np.lib.stride_tricks.sliding_window_view(places, (3, 3))
+        self.places = windows.reshape(-1).astype("int32")
+
+    def build(self, shape: Sequence[int]) -> None:
+        self.dense.build((*shape[:-2], None, 9))
+
+    def draw(self, seeds: Sequence[int]) -> None:
+        self.dense.draw(seeds)
+
+    def call(self, x: Any) -> Any:
+        shape = ops.shape(x)
+        count = len(self.places) // 9
+        windows = ops.take(x, self.places, -1)
+        y = self.dense(ops.reshape(windows, [*shape[:-2], shape[-2] * count, 9]))
+        return ops.reshape(y, [*ops.shape(y)[:2], shape[-2], count * self.dense.units])
+
+
+class Recurrent(Drawn):
+    """h = tanh(x_t W + h U + b) over `steps` equal parts of the inputs; the last h."""
+
+    def __init__(self, rates: int, seeds: Sequence[int], steps: int, units: int):
+        super().__init__()
+        self.steps = steps
+        self.of_input = Dense(rates, seeds, units)
+        self.of_state = Dense(rates, seeds, units, bias=False)
+
+    def build(self, shape: Sequence[int]) -> None:
+        self.of_input.build((*shape[:-1], shape[-1] // self.steps))
+        self.of_state.build((*shape[:-1], self.of_state.units))
+
+    def draw(self, seeds: Sequence[int]) -> None:
+        self.of_input.draw(seeds)
+        self.of_state.draw(seeds)
+
+    def call(self, x: Any) -> Any:
+        first, *others = (self.of_input(part) for part in ops.split(x, self.steps, -1))
+        state = ops.tanh(first)
+        for part in others:
+            state = ops.tanh(part + self.of_state(state))
+        return state
 
 
 class Losses(keras.metrics.Metric):
@@ -182,13 +248,22 @@ def joined(timetable: Sequence[Any]) -> list[tuple]:
     return entries
 
 
+def cut(schedule: Sequence[tuple], counts: Sequence[int]) -> list[list[tuple]]:
+    """The schedule cut after so many pushes of it, and what is left."""
+    pushes = [place for place, entry in enumerate(schedule) if entry[1] == "push"]
+    ends = [pushes[count - 1] + 1 if count else 0 for count in counts]
+    # A push and the fetch after it stay together.
+    ends = [
+        e + (0 < e < len(schedule) and schedule[e][:2] == (schedule[e - 1][0], "fetch"))
+        for e in ends
+    ]
+    return [list(schedule[a:b]) for a, b in itertools.pairwise([0, *ends, len(schedule)])]
+
+
 def pieces(schedule: Sequence[tuple], count: int) -> list[list[tuple]]:
     """The schedule cut into this many pieces of equally many pushes."""
-    pushes = [place for place, entry in enumerate(schedule) if entry[1] == "push"]
-    # A push and the fetch after it stay together.
-    ends = [pushes[len(pushes) * k // count - 1] + 2 for k in range(1, count)]
-    bounds = [0, *ends, len(schedule)]
-    return [list(schedule[a:b]) for a, b in itertools.pairwise(bounds)]
+    pushes = sum(entry[1] == "push" for entry in schedule)
+    return cut(schedule, [pushes * k // count for k in range(1, count)])
 
 
 def digits(seeds: Sequence[int], epochs: int) -> tuple[np.ndarray, ...]:

@@ -1,4 +1,4 @@
-"""A task made by a random network, training on it through `fit`, and the choice of a rate.
+"""A task made by a random network, and training on it through `fit`.
 
 A network 32-16-10 (tanh) of each seed's own says which class a standard normal input has: that of
 its largest output, and with probability 0.1 any class. 20,000 examples are there to train on and
@@ -23,6 +23,8 @@ import tf_dsgd
 
 _ = setting
 
+BATCH = 16
+"""Of one worker's mini-batch."""
 INPUTS, TEACHER, STUDENT, CLASSES = 32, 16, 64, 10
 TRAINED, HELD_OUT, NOISE = 20_000, 10_000, 0.1
 
@@ -51,6 +53,23 @@ def taught(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype("float32"), np.where(wrong, random.integers(0, CLASSES, len(y)), y)
 
 
+def order(seed: int, count: int) -> np.ndarray:
+    """The first `count` examples in a seed's order of training, each once before any again."""
+    random = np.random.default_rng([seed, TRAINED])
+    epochs = -(-count // TRAINED)
+    return np.concatenate([random.permutation(TRAINED) for _ in range(epochs)])[:count]
+
+
+def of_seeds(seeds: Sequence[int], count: int) -> tuple[dict, dict]:
+    """Of each seed its `count` examples in the order of training, and its held-out ones."""
+    trained, held = {}, {}
+    for seed in seeds:
+        x, y = taught(seed)
+        rows = order(seed, count)
+        trained[seed], held[seed] = (x[rows], y[rows]), (x[TRAINED:], y[TRAINED:])
+    return trained, held
+
+
 class Task:
     """Every seed's data: x `[examples, seeds, inputs]`, y `[examples, seeds]`."""
 
@@ -61,17 +80,20 @@ class Task:
         self.y, self.y_held = y[:TRAINED], y[TRAINED:]
 
     def order(self, count: int) -> np.ndarray:
-        """The first `count` examples in the order of training, each once before any again."""
-        random = np.random.default_rng(0)
-        epochs = -(-count // TRAINED)
-        return np.concatenate([random.permutation(TRAINED) for _ in range(epochs)])[:count]
+        """Each seed's first `count` examples in its order of training, `[count, seeds]`."""
+        return np.stack([order(seed, count) for seed in self.seeds], 1)
 
     def batches(self, batch_size: int, steps: int) -> tf.data.Dataset:
         """All mini-batches as one epoch, so that nothing meets early at the ends of epochs."""
-        x, y = tf.constant(self.x), tf.constant(self.y)
+        x, y = tf.constant(np.swapaxes(self.x, 0, 1)), tf.constant(self.y.T)
         data = tf.data.Dataset.from_tensor_slices(self.order(batch_size * steps))
         data = data.batch(batch_size, drop_remainder=True)
-        return data.map(lambda i: (tf.gather(x, i), tf.gather(y, i))).prefetch(64)
+
+        def of_each_seed(whole: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+            found = tf.gather(whole, tf.transpose(rows), batch_dims=1)
+            return tf.transpose(found, [1, 0, *range(2, len(whole.shape))])
+
+        return data.map(lambda i: (of_each_seed(x, i), of_each_seed(y, i))).prefetch(64)
 
 
 def simulated(workers: int, compute: object = 1.0) -> tf_dsgd.SimulatedCluster:
@@ -99,8 +121,8 @@ def train(
 
     Returns:
         `error`, held out, in per cent; `loss`, the held-out cross-entropy in the mean over the
-        noise that training labels have; both `[rates, seeds]`, where what is not finite counts as
-        wrong everywhere. `updates`: of the strategy.
+        noise that training labels have; both `[rates][seeds]`, where what is not finite counts as
+        wrong everywhere.
     """
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -120,14 +142,9 @@ def train(
             steps_per_execution=min(steps, 32),
         )
     model.fit(task.batches(batch_size, steps), shuffle=False, verbose=0)
-    return {
-        "workers": 1 if strategy is None else strategy.num_workers,
-        "batch_size": batch_size,
-        "steps": steps if strategy is None else strategy.steps,
-        "updates": steps if strategy is None else strategy.updates,
-        "rates": list(rates),
-        **judge(np.array(model(task.x_held)), task.y_held.T),
-    }
+    if strategy is not None and strategy.steps != steps:
+        raise RuntimeError(f"{strategy.steps} mini-batches were done, not {steps}.")
+    return judge(np.array(model(task.x_held)), task.y_held.T)
 
 
 def judge(logits: np.ndarray, y: np.ndarray) -> dict:
@@ -140,55 +157,3 @@ def judge(logits: np.ndarray, y: np.ndarray) -> dict:
     loss = -(1 - NOISE) * right - NOISE * logs.mean(-1)
     wrong = (logits.argmax(-1) != y) | ~finite
     return {"error": (100.0 * wrong.mean(-1)).tolist(), "loss": loss.mean(-1).tolist()}
-
-
-def powers(first: int, last: int) -> list[float]:
-    """Powers of 2."""
-    return [2.0**k for k in range(first, last + 1)]
-
-
-def power(rate: float) -> str:
-    return f"$2^{{{int(np.log2(rate))}}}$"
-
-
-def best(values: np.ndarray) -> int:
-    """The place of the rate with the least mean over all seeds, of values `[rates, seeds]`."""
-    return int(np.argmin(np.mean(values, 1)))
-
-
-def chosen(values: Any) -> np.ndarray:
-    """Each seed's value at the rate that the *other* seeds choose; values `[rates, seeds]`.
-
-    So that a rate is never judged by a seed that chose it.
-    """
-    values = np.asarray(values)
-    seeds = range(values.shape[1])
-    return np.array([values[best(np.delete(values, s, 1)), s] for s in seeds])
-
-
-def spread(values: np.ndarray, digits: int = 2) -> str:
-    """Mean and its standard error."""
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
-
-
-def rate_of(result: dict, measure: str = "error") -> str:
-    """The rate that all seeds together choose, and whether the grid ends there."""
-    place = best(np.asarray(result[measure]))
-    at_the_edge = place in (0, len(result["rates"]) - 1)
-    return power(result["rates"][place]) + (", edge" if at_the_edge else "")
-
-
-def curve(axis: Any, x: Sequence[float], values: Sequence[np.ndarray], style: str, label: str):
-    """Means with their standard errors."""
-    errors = [np.std(v, ddof=1) / len(v) ** 0.5 for v in values]
-    axis.errorbar(x, [np.mean(v) for v in values], errors, fmt=style, label=label)
-
-
-def arguments(description: str, steps: int, seeds: int):
-    """The command line that the studies on this task share."""
-    parser = setting.arguments(description)
-    parser.add_argument("--steps", type=int, default=steps, help="mini-batches over all workers")
-    parser.add_argument("--batch_size", type=int, default=16, help="of one worker")
-    parser.add_argument("--seeds", default=",".join(str(seed + 1) for seed in range(seeds)))
-    return parser

@@ -118,6 +118,50 @@ def test_a_timetable_is_what_the_simulator_does():
     assert timetable(cluster(), rules.exchange, BATCHES) == unversioned
 
 
+def test_a_timetable_until_a_second():
+    exchange = downpour().exchange
+    whole = timetable(cluster(), exchange, 40)
+    assert len(whole.seconds) == len(whole) and whole.seconds == sorted(whole.seconds)
+    middle = whole.seconds[len(whole) // 2]
+    part = whole.until(middle)
+    assert part == whole[: len(part)] and part.seconds[-1] == middle < whole.seconds[len(part)]
+    assert whole.until(-1.0) == [] and whole.until(1e9) == whole
+
+
+@pytest.mark.parametrize("kind", ["downpour", "averaging"])
+def test_a_study_begun_anew_is_a_new_one(kind):
+    """Whatever ran before, and with the first weights that it is given."""
+    averaging = Algorithm(SendWeights("average"), Together(4, 4), WeightedMean())
+    algorithm = downpour(2, 3) if kind == "downpour" else averaging
+    schedule = timetable(cluster(), algorithm.exchange, 36)
+    x, y = data()
+
+    def study(scale):
+        made = Study(
+            algorithm, WORKERS, lambda: make_model(keras.optimizers.Adam), x, y, BATCH, False
+        )
+        made.begin_anew(
+            lambda: made.model.set_weights([scale * w for w in made.model.get_weights()])
+        )
+        return made
+
+    used, new = study(1.0), study(0.5)
+    used.run(schedule[: len(schedule) // 2])
+    used.begin_anew(lambda: used.model.set_weights([0.5 * w for w in used.model.get_weights()]))
+    for each in (used, new):
+        each.run(schedule)
+    for a, b in zip(used.model.get_weights(), new.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (used.strategy.steps, used.strategy.updates) == (
+        new.strategy.steps,
+        new.strategy.updates,
+    )
+    late = Study(algorithm, WORKERS, lambda: make_model(keras.optimizers.Adam), x, y, BATCH, False)
+    late.run([])
+    with pytest.raises(RuntimeError, match="before the first run, too"):
+        late.begin_anew()
+
+
 def test_what_a_study_cannot_do_is_refused():
     x, y = data()
     make = OPTIMIZERS["momentum"]

@@ -12,6 +12,7 @@ makes a schedule from the simulated cluster's virtual clock.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import itertools
@@ -149,8 +150,14 @@ class _Stack:
     """One variable of every worker, as rows; one of them at a time is in `copy`."""
 
     def __init__(self, copy: tf.Variable, first: np.ndarray):
-        self._copy = copy
+        self._copy, self._first = copy, copy.numpy()
         self._rows = _tf.make_variable(first, device="CPU:0", name="stack")
+
+    def follow(self) -> None:
+        """All rows are what the variable was given in place of its first value."""
+        value = self._copy.numpy()
+        if not np.array_equal(value, self._first):
+            self._rows.assign(np.repeat(value[None], self._rows.shape[0], 0))
 
     def load(self, worker: tf.Tensor) -> None:
         """Takes a worker's row."""
@@ -215,6 +222,8 @@ class Study:
             self.model.optimizer.build(self.model.trainable_variables)
             self._program = self.strategy.trace(self.model.train_step, spec)
         self._stacks = self.strategy.stacks()
+        self._has_run = False
+        self._first: list[tuple[tf.Variable, np.ndarray]] | None = None
         self._loops = {
             whole: tf.function(
                 functools.partial(self._loop, whole),
@@ -228,13 +237,42 @@ class Study:
     def run(self, schedule: Iterable[Any]) -> None:
         """Trains by a schedule, as `tf_dsgd.SimulatedCluster` describes it, and drains."""
         turns = _turns(checked(schedule, self.strategy.num_workers))
-        for whole, rows in _segments(turns):
+        self._has_run = True
+        for whole, rows in _segments(turns) if len(turns) else ():
             # XLA compiles for one length: of few lengths there are few.
             padded = np.zeros([max(_SHORT, 1 << (len(rows) - 1).bit_length()), 4], np.int64)
             padded[: len(rows)] = rows
             self._loops[whole](tf.constant(padded), tf.constant(len(rows)))
         if self._program.flush is not None:
             self._program.flush()
+
+    def begin_anew(self, assign: Callable[[], Any] = lambda: None) -> None:
+        """Undoes all runs: weights, slots, counters and what each worker owns are as at first.
+
+        Args:
+            assign: gives the model other first weights, which all workers then have.
+
+        Raises:
+            RuntimeError: the first time, if the study has run: call it once before.
+        """
+        if self._first is None:
+            if self._has_run:
+                raise RuntimeError(
+                    "What a study was at first is not known after it has run: call begin_anew() "
+                    "before the first run, too."
+                )
+            self._first = [(v, v.numpy()) for v in self._changed()]
+        for variable, value in self._first:
+            variable.assign(value)
+        assign()
+        for stack in self._stacks:
+            stack.follow()
+
+    def _changed(self) -> list[tf.Variable]:
+        """All that a run may change."""
+        signature = (tf.zeros([1, 4], tf.int64), tf.constant(1))
+        graphs = [loop.get_concrete_function(*signature).graph for loop in self._loops.values()]
+        return list({id(v): v for graph in graphs for v in graph.variables}.values())
 
     def _loop(self, whole: bool, turns: tf.Tensor, count: tf.Tensor) -> None:
         """Plays turns; `whole` ones step, push and fetch, the others do what their flags say."""
@@ -345,10 +383,28 @@ def _segments(turns: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
         yield is_whole, turns[begin:end]
 
 
-def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: int) -> list[Any]:
+class Timetable(list):
+    """A schedule whose entries have times."""
+
+    def __init__(self, entries: Iterable[Any], seconds: Iterable[float]):
+        super().__init__(entries)
+        self.seconds = list(seconds)
+        """Of each entry, on the virtual clock, when the shard answers."""
+
+    def until(self, seconds: float) -> Timetable:
+        """What has happened by then."""
+        count = bisect.bisect_right(self.seconds, seconds)
+        return Timetable(self[:count], self.seconds[:count])
+
+
+def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: int) -> Timetable:
     """The schedule by which a simulated cluster's workers do this many mini-batches.
 
     The simulator itself makes it, with nothing to compute.
+
+    Returns:
+        A list of the entries, with `seconds`, of each its time on the virtual clock, and
+        `until(seconds)`, the part of it that has happened by then.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it and what was received.
@@ -367,23 +423,33 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
         )
     positive_int("num_batches", num_batches)
     engine = cluster.make_engine(exchange)
-    engine.recorder = scribe = _Scribe(engine.num_workers)
+    engine.recorder = scribe = _Scribe(engine.num_workers, engine.clock)
     program, stream = _Nothing(engine.num_workers), _NoStream()
     for _ in range(num_batches):
         engine.grant(program, stream)  # type: ignore[arg-type]
     engine.settle()
-    return scribe.entries
+    return Timetable(scribe.entries, scribe.seconds)
 
 
 class _Scribe(Recorder):
     """A recorder for batches that nobody makes."""
 
+    def __init__(self, num_workers: int, clock: Callable[[], float]):
+        super().__init__(num_workers)
+        self.seconds: list[float] = []
+        self._clock = clock
+
     def take(self, worker: int, steps: int, source: Any) -> None:
         self._taken[worker].extend(range(self._next, self._next + steps))
         self._next += steps
 
+    def stepped(self, worker: int, steps: int) -> None:
+        super().stepped(worker, steps)
+        self.seconds.append(self._clock())
+
     def note(self, worker: int, action: str, version: Any = None) -> None:
         self.entries.append((worker, action) if action == "fetch" else (worker, action, ()))
+        self.seconds.append(self._clock())
 
 
 class _NoStream:

@@ -1,0 +1,442 @@
+"""Every claim that the studies of this directory test, as comparisons of their conditions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from evidence import Cell, Claim
+
+
+def of(**fields: Any) -> dict[str, Any]:
+    """A condition."""
+    return fields
+
+
+def _softsync() -> list[Claim]:
+    def c(n: int, scaling: str) -> dict:
+        return of(n=n, scaling=scaling)
+
+    tau, fixed = "alpha_0 / tau", "fixed"
+    synchronous = c(1, fixed)
+    return [
+        Claim(
+            "softsync_learning",
+            "alpha_0 / tau keeps the rate of synchronous training",
+            "Zhang et al., 2016",
+            "at the rate of 1-softsync 15- and 30-softsync learn with alpha_0 / tau, not without",
+            tuple(
+                Cell(
+                    f"{n}-softsync, alpha_0 / tau less fixed",
+                    c(n, tau),
+                    c(n, fixed),
+                    "<",
+                    at=synchronous,
+                )
+                for n in (15, 30)
+            ),
+            digits=1,
+        ),
+        Claim(
+            "softsync_learning",
+            "with a rate of its own a fixed rate is as good",
+            "",
+            "within one point",
+            tuple(
+                Cell(
+                    f"{n}-softsync, fixed less alpha_0 / tau",
+                    c(n, fixed),
+                    c(n, tau),
+                    "=",
+                    margin=1.0,
+                )
+                for n in (15, 30)
+            ),
+            digits=1,
+        ),
+        Claim(
+            "softsync_learning",
+            "softsync and scaling, two by two",
+            "",
+            "n = 1 or 30, with and without the scaling, each at its own rate: neither, nor the two "
+            "together, is worth more than a point",
+            (
+                Cell("scaling at n = 1", c(1, tau), c(1, fixed), "=", margin=1.0),
+                Cell("scaling at n = 30", c(30, tau), c(30, fixed), "=", margin=1.0),
+                Cell("n = 1 in place of 30, fixed", c(1, fixed), c(30, fixed), "=", margin=1.0),
+                Cell("n = 1 in place of 30, scaled", c(1, tau), c(30, tau), "=", margin=1.0),
+                Cell(
+                    "scaling's gain at n = 30 less that at n = 1",
+                    *(c(30, tau), c(30, fixed), "="),
+                    beside=(c(1, tau), c(1, fixed)),
+                    margin=1.0,
+                ),
+            ),
+            digits=1,
+        ),
+    ]
+
+
+def _adagrad() -> list[Claim]:
+    def c(task: str, workers: int, optimizer: str) -> dict:
+        return of(task=task, workers=workers, optimizer=optimizer)
+
+    tasks = ("dense", "convolution", "recurrent")
+
+    def pair(task: str, workers: int) -> tuple[dict, dict]:
+        return c(task, workers, "Adagrad"), c(task, workers, "SGD")
+
+    return [
+        Claim(
+            "downpour_adagrad",
+            "Downpour is better with Adagrad than at a fixed rate",
+            "Dean et al., 2012",
+            "a lower error with 16 workers",
+            tuple(Cell(f"{task}, 16 workers", *pair(task, 16), "<") for task in tasks),
+        ),
+        Claim(
+            "downpour_adagrad",
+            "and that is because of asynchrony",
+            "",
+            "Adagrad gains more with 16 workers than with one",
+            tuple(
+                Cell(
+                    f"{task}, gain with 16 less gain with 1",
+                    *pair(task, 16),
+                    "<",
+                    beside=pair(task, 1),
+                )
+                for task in tasks
+            ),
+        ),
+    ]
+
+
+def _bound() -> list[Claim]:
+    def c(straggler: str, bound: Any) -> dict:
+        return of(straggler=straggler, bound=bound)
+
+    names = {"no": "equal workers", "yes": "one four times slower"}
+    return [
+        Claim(
+            "staleness_bound",
+            "a bound on staleness is better than bulk synchrony, and than none",
+            "Ho et al., 2013",
+            "a lower error after the same seconds",
+            tuple(
+                Cell(f"{name}, bound 4 less {other}", c(s, 4), c(s, bound), "<")
+                for s, name in names.items()
+                for bound, other in ((0, "bound 0"), ("none", "no bound"))
+            ),
+        ),
+        Claim(
+            "staleness_bound",
+            "the last worker to end holds up all others",
+            "Zhang et al., 2016",
+            "without a bound more mini-batches are done in the same time",
+            tuple(
+                Cell(f"{name}, without a bound", c(s, 0), c(s, "none"), "<", "batches", ratio=True)
+                for s, name in names.items()
+            ),
+        ),
+    ]
+
+
+def _momentum() -> list[Claim]:
+    def c(workers: int, momentum: float) -> dict:
+        return of(workers=workers, momentum=momentum)
+
+    return [
+        Claim(
+            "explicit_momentum",
+            "the best explicit momentum falls as workers become more",
+            "Mitliagkas et al., 2016",
+            "momentum does more harm, or less good, with 16 workers than with one",
+            tuple(
+                Cell(
+                    f"momentum {mu:g}, cost with 16 less cost with 1",
+                    *(c(16, mu), c(16, 0.0), ">"),
+                    beside=(c(1, mu), c(1, 0.0)),
+                )
+                for mu in (0.3, 0.6, 0.9)
+            ),
+        )
+    ]
+
+
+def _warm_start() -> list[Claim]:
+    return [
+        Claim(
+            "warm_start",
+            "a warm start helps many workers",
+            "Dean et al., 2012",
+            "a lower error with 64 workers, after as many mini-batches",
+            tuple(
+                Cell(
+                    f"{optimizer}, with less without",
+                    of(optimizer=optimizer, warm_start=300),
+                    of(optimizer=optimizer, warm_start=0),
+                    "<",
+                )
+                for optimizer in ("SGD", "Adagrad")
+            ),
+        )
+    ]
+
+
+def _fasgd() -> list[Claim]:
+    batches = {4: 32, 32: 4, 400: 32, 4000: 32}
+
+    def c(workers: int, method: str) -> dict:
+        return of(workers=workers, batch=batches[workers], method=method)
+
+    scaled, fewer = "SGD, alpha_0 / tau", "FASGD, fetch_every=10"
+    return [
+        Claim(
+            "fasgd",
+            "FASGD has a lower cost than alpha_0 / tau",
+            "Odena, 2016",
+            "always",
+            tuple(Cell(f"M = {m}", c(m, "FASGD"), c(m, scaled), "<") for m in batches),
+            digits=3,
+        ),
+        Claim(
+            "fasgd",
+            "the gap grows with M",
+            "Odena, 2016",
+            "with mini-batches of 32, from 4 to 400 and to 4,000 workers",
+            tuple(
+                Cell(
+                    f"gap at {more} less that at {less}",
+                    *(c(more, "FASGD"), c(more, scaled), "<"),
+                    beside=(c(less, "FASGD"), c(less, scaled)),
+                )
+                for less, more in ((4, 400), (400, 4000))
+            ),
+            digits=3,
+        ),
+        Claim(
+            "fasgd",
+            "ten times fewer fetches do no harm",
+            "Odena, 2016",
+            "a cost within 0.05",
+            tuple(Cell(f"M = {m}", c(m, fewer), c(m, "FASGD"), "=", margin=0.05) for m in batches),
+            digits=3,
+        ),
+    ]
+
+
+def _delay_tolerance() -> list[Claim]:
+    def c(delay: int, method: str) -> dict:
+        return of(delay=delay, method=method)
+
+    def cell(delay: int, measure: str, expected: str) -> Cell:
+        name = {"regret": "online", "held_out": "held out"}[measure]
+        pair = c(delay, "AdaptiveRevision"), c(delay, "Adagrad")
+        return Cell(f"delay {delay}, {name}", *pair, expected, measure)
+
+    return [
+        Claim(
+            "delay_tolerance",
+            "AdaptiveRevision is better than Adagrad at long delays",
+            "McMahan and Streeter, 2014",
+            "a lower loss at delays of 1,000 and more",
+            tuple(cell(d, m, "<") for d in (1024, 4096) for m in ("regret", "held_out")),
+            digits=4,
+        ),
+        Claim(
+            "delay_tolerance",
+            "and worse at short ones",
+            "",
+            "a higher loss at delays of 16 and 64",
+            tuple(cell(d, "regret", ">") for d in (16, 64)),
+            digits=4,
+        ),
+    ]
+
+
+def _delay_compensation() -> list[Claim]:
+    def c(workers: int, method: str) -> dict:
+        return of(workers=workers, method=method)
+
+    alone = c(1, "SGD")
+    return [
+        Claim(
+            "delay_compensation",
+            "asynchrony costs accuracy",
+            "Zheng et al., 2017",
+            "a higher error than sequential SGD",
+            tuple(Cell(f"M = {m}", c(m, "SGD"), alone, ">") for m in (4, 16)),
+        ),
+        Claim(
+            "delay_compensation",
+            "DC-ASGD is better than asynchronous SGD",
+            "Zheng et al., 2017",
+            "a lower error",
+            tuple(
+                Cell(f"M = {m}, {name}", c(m, method), c(m, "SGD"), "<")
+                for m in (4, 16)
+                for method, name in (("DC-ASGD-c", "constant"), ("DC-ASGD-a", "adaptive"))
+            ),
+        ),
+        Claim(
+            "delay_compensation",
+            "adaptive DC-ASGD is better than sequential SGD",
+            "Zheng et al., 2017",
+            "a lower error with 4 workers",
+            (Cell("M = 4, adaptive", c(4, "DC-ASGD-a"), alone, "<"),),
+        ),
+    ]
+
+
+def _averaging_period() -> list[Claim]:
+    def cell(a: int, b: int, expected: str, margin: float = 0.0) -> Cell:
+        return Cell(f"{a} less {b}", of(period=a), of(period=b), expected, margin=margin)
+
+    return [
+        Claim(
+            "averaging_period",
+            "averaging every 10 to 20 mini-batches is acceptable",
+            "Su and Chen, 2015",
+            "an error within half a point of averaging every one",
+            (cell(8, 1, "=", 0.5), cell(16, 1, "=", 0.5)),
+        ),
+        Claim(
+            "averaging_period",
+            "accuracy falls with longer periods",
+            "Su and Chen, 2015",
+            "a higher error at each four times longer one",
+            (cell(4, 1, ">"), cell(16, 4, ">"), cell(64, 16, ">"), cell(256, 64, ">")),
+        ),
+    ]
+
+
+def _policies() -> list[Claim]:
+    def cell(optimizer: str, period: int, state: str) -> Cell:
+        pair = (of(optimizer=optimizer, period=period, state=s) for s in (state, "average"))
+        return Cell(f"{optimizer}, period {period}", *pair, ">")
+
+    pairs = [(o, p) for o in ("momentum", "Adam") for p in (4, 16, 64)]
+    return [
+        Claim(
+            "averaging_policies",
+            f'`optimizer_state="{state}"` is worse than `"average"`',
+            "",
+            "a higher error",
+            tuple(cell(o, p, state) for o, p in pairs),
+        )
+        for state in ("local", "reset")
+    ]
+
+
+def _bmuf() -> list[Claim]:
+    def c(workers: int, method: str, period: int = 8) -> dict:
+        return of(workers=workers, period=period, method=method)
+
+    alone, plain, block = of(workers=1, period=0, method="one worker"), "plain averaging", "BMUF"
+    counts = (2, 4, 8, 16)
+    return [
+        Claim(
+            "bmuf",
+            "plain averaging loses accuracy as workers become more",
+            "Chen and Huo, 2016",
+            "a higher error than one worker's",
+            tuple(Cell(f"M = {m}", c(m, plain), alone, ">") for m in counts),
+        ),
+        Claim(
+            "bmuf",
+            "BMUF keeps the accuracy of one worker",
+            "Chen and Huo, 2016",
+            "an error within half a point of it",
+            (
+                *(Cell(f"M = {m}", c(m, block), alone, "=", margin=0.5) for m in counts),
+                Cell("M = 16, period 2", c(16, block, 2), alone, "=", margin=0.5),
+            ),
+        ),
+        Claim(
+            "bmuf",
+            "BMUF is better than plain averaging",
+            "Chen and Huo, 2016",
+            "a lower error with as many workers",
+            tuple(
+                Cell(f"M = {m}, {name}", c(m, method), c(m, plain), "<")
+                for m in counts
+                for method, name in ((block, "classical"), ("BMUF, Nesterov", "Nesterov"))
+            ),
+        ),
+    ]
+
+
+def _diloco() -> list[Claim]:
+    def c(period: int, method: str) -> dict:
+        return of(period=period, method=method)
+
+    periods = (4, 16, 64, 256)
+    return [
+        Claim(
+            "diloco",
+            "DiLoCo is better than plain averaging",
+            "Douillard et al., 2023",
+            "a lower loss",
+            tuple(
+                Cell(f"period {p}", c(p, "DiLoCo"), c(p, "plain averaging"), "<") for p in periods
+            ),
+            digits=4,
+        ),
+        Claim(
+            "diloco",
+            "DiLoCo does as well as synchronous training",
+            "Douillard et al., 2023",
+            "a loss within 0.02",
+            tuple(
+                Cell(f"period {p}", c(p, "DiLoCo"), c(0, "synchronous"), "=", margin=0.02)
+                for p in periods
+            ),
+            digits=4,
+        ),
+    ]
+
+
+def _elastic() -> list[Claim]:
+    def c(workers: int, period: int, method: str) -> dict:
+        return of(workers=workers, period=period, method=method)
+
+    settings = [(m, p) for m in (4, 16) for p in (1, 4, 16, 64)]
+    return [
+        Claim(
+            "elastic",
+            "EASGD is better than Downpour at long periods",
+            "Zhang et al., 2015",
+            "a lower error at periods of 16 and 64",
+            tuple(
+                Cell(f"M = {m}, period {p}", c(m, p, "EASGD"), c(m, p, "Downpour"), "<")
+                for m, p in settings
+                if p >= 16
+            ),
+        ),
+        Claim(
+            "elastic",
+            "EAMSGD is better than EASGD",
+            "Zhang et al., 2015",
+            "a lower error",
+            tuple(
+                Cell(f"M = {m}, period {p}", c(m, p, "EAMSGD"), c(m, p, "EASGD"), "<")
+                for m, p in settings
+            ),
+        ),
+    ]
+
+
+CLAIMS: Sequence[Claim] = [
+    *_adagrad(),
+    *_warm_start(),
+    *_softsync(),
+    *_bound(),
+    *_delay_tolerance(),
+    *_fasgd(),
+    *_delay_compensation(),
+    *_momentum(),
+    *_averaging_period(),
+    *_policies(),
+    *_bmuf(),
+    *_diloco(),
+    *_elastic(),
+]

@@ -1,0 +1,213 @@
+"""One driver for the studies: runs what is missing, extends grids, writes down, goes on later.
+
+A study names its conditions and how one is run; `claims.py` what is asked of them. A run has a seed
+from which *everything* follows that chance decides: split or data, their order, first weights, and
+delays. Rates are powers of 2, the same number of them on both sides of a comparison at first; while
+some seed's choice is at the edge of a grid, that grid is extended, up to `EXTENSIONS` times.
+
+    python benchmarks/reproduce/NAME.py                # all that is missing, into results/NAME.json
+    python benchmarks/reproduce/NAME.py --seeds 16     # as well as what is there already
+    python benchmarks/reproduce/NAME.py --quick        # a small one, into no file
+    python benchmarks/figures.py --plots               # tables and plots of the pages
+"""
+
+import setting  # isort: skip (finds the package and `runs`)
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import evidence
+import pages
+import runs
+
+RESULTS = pages.HERE / "results"
+_ = setting
+EXTENSIONS = 3
+WIDER = 2
+"""Powers of 2 that an extension adds at an end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is run.
+
+    Args:
+        name: of the program, and of its file of results.
+        conditions: each a dict that JSON can hold.
+        grid: from a condition to its first and last exponent of 2.
+        run: from (condition, seeds, rates, options) to each measure's values, `[rates][seeds]`.
+        options: sizes, each with its value in full and in `--quick`.
+        seeds: how many; they are 1, 2, ...
+        together: seeds of one call of `run`, where they can share what chance decides.
+        tuned: fields of conditions that are chosen with the rate.
+        chosen_by: the measure that chooses, the less the better.
+    """
+
+    name: str
+    conditions: Sequence[Mapping[str, Any]]
+    grid: Callable[[Mapping[str, Any]], tuple[int, int]]
+    run: Callable[[Mapping[str, Any], list[int], list[float], argparse.Namespace], dict]
+    options: Mapping[str, tuple[int, int]]
+    seeds: int = 8
+    together: int = 1
+    tuned: tuple[str, ...] = ()
+    chosen_by: str = "error"
+
+
+class Record:
+    """A study's file: its options, where runs were made, and the runs."""
+
+    def __init__(self, study: Study, options: Mapping[str, int], path: Path | None):
+        self.study, self.path = study, path
+        self.content: dict[str, Any] = {
+            "study": study.name,
+            "tuned": list(study.tuned),
+            "chosen_by": study.chosen_by,
+            "options": dict(options),
+            "origins": [],
+            "runs": [],
+        }
+        if path is not None and path.exists():
+            found = json.loads(path.read_text())
+            if found["options"] != self.content["options"]:
+                raise SystemExit(
+                    f"{path} has runs of other options: {found['options']}, not "
+                    f"{self.content['options']}. Give another file by --results."
+                )
+            self.content = found
+        self.has = {
+            (evidence.key(r["condition"]), r["seed"], r["rate"]) for r in self.content["runs"]
+        }
+
+    def results(self) -> evidence.Results:
+        return evidence.Results(self.content["runs"], self.study.tuned, self.study.chosen_by)
+
+    def add(
+        self, condition: Mapping, seeds: list[int], rates: list[float], values: Mapping
+    ) -> None:
+        """One call's runs; to the file at once."""
+        for i, rate in enumerate(rates):
+            for j, seed in enumerate(seeds):
+                of_run = {name: float(f"{v[i][j]:.6g}") for name, v in values.items()}
+                run = {"condition": dict(condition), "seed": seed, "rate": rate, "values": of_run}
+                self.content["runs"].append(run)
+                self.has.add((evidence.key(condition), seed, rate))
+        self.write()
+
+    def began(self) -> None:
+        """Where the runs that follow are made."""
+        origin = runs.provenance()
+        self.content["origins"].append(origin)
+
+    def write(self) -> None:
+        if self.path is None:
+            return
+        head = {k: v for k, v in self.content.items() if k != "runs"}
+        lines = ",\n".join(json.dumps(run, separators=(",", ":")) for run in self.content["runs"])
+        text = json.dumps(head, indent=1)[:-2] + f',\n "runs": [\n{lines}\n]}}\n'
+        new = self.path.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.path)
+
+
+class Driver:
+    """Runs a study."""
+
+    def __init__(self, study: Study, record: Record, options: argparse.Namespace, seeds: list[int]):
+        self.study, self.record, self.options, self.seeds = study, record, options, seeds
+        self.began = False
+
+    def everything(self, only: str) -> None:
+        """Each condition whose JSON the expression finds."""
+        pools: dict[str, list[Mapping]] = {}
+        for condition in self.study.conditions:
+            untuned = {k: v for k, v in condition.items() if k not in self.study.tuned}
+            if re.search(only, json.dumps(condition)):
+                pools.setdefault(evidence.key(untuned), []).append(condition)
+        # Seeds on the outside: a study that is cut off has whole ones.
+        for seeds in self._chunks():
+            for pool in pools.values():
+                for condition in pool:
+                    self._run(condition, seeds, self._exponents(condition))
+        for untuned, pool in pools.items():
+            self._extend(json.loads(untuned), pool)
+
+    def _chunks(self) -> list[list[int]]:
+        step = self.study.together
+        return [self.seeds[k : k + step] for k in range(0, len(self.seeds), step)]
+
+    def _exponents(self, condition: Mapping) -> list[int]:
+        """The first grid's, and those that other seeds have run at."""
+        low, high = self.study.grid(condition)
+        name = evidence.key(condition)
+        known = {round(math.log2(rate)) for has, _, rate in self.record.has if has == name}
+        return sorted({*range(low, high + 1), *known})
+
+    def _extend(self, untuned: Mapping, pool: list[Mapping]) -> None:
+        """Until no choice is at an edge."""
+        for _ in range(EXTENSIONS):
+            low, high = self.record.results().edges(untuned)
+            if not (low or high):
+                return
+            for condition in pool:
+                exponents = self._exponents(condition)
+                more = [exponents[0] - k for k in range(1, WIDER + 1)] * low
+                more += [exponents[-1] + k for k in range(1, WIDER + 1)] * high
+                for seeds in self._chunks():
+                    self._run(condition, seeds, sorted([*exponents, *more]))
+
+    def _run(self, condition: Mapping, seeds: list[int], exponents: list[int]) -> None:
+        """What is missing of it."""
+        name = evidence.key(condition)
+
+        def missing(seed: int) -> list[float]:
+            rates = [2.0**k for k in exponents]
+            return [rate for rate in rates if (name, seed, rate) not in self.record.has]
+
+        groups: dict[tuple, list[int]] = {}
+        for seed in seeds:
+            groups.setdefault(tuple(missing(seed)), []).append(seed)
+        for rates, group in groups.items():
+            if not rates:
+                continue
+            if not self.began:
+                self.record.began()
+                self.began = True
+            start, cpu = time.perf_counter(), time.process_time()
+            values = self.study.run(condition, group, list(rates), self.options)
+            self.record.add(condition, group, list(rates), values)
+            print(
+                f"{datetime.datetime.now():%H:%M:%S} {name} seeds {group}, {len(rates)} rates: "
+                f"{time.perf_counter() - start:.0f} s, {time.process_time() - cpu:.0f} s of CPU",
+                flush=True,
+            )
+
+
+def main(study: Study, description: str, arguments: Sequence[str] | None = None) -> Record:
+    """The command line that all studies share."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=None, help="how many: 1, 2, ...")
+    parser.add_argument("--quick", action="store_true", help="a small one, of two seeds")
+    parser.add_argument("--only", default="", help="conditions whose JSON this expression finds")
+    parser.add_argument("--results", type=Path, help="in place of results/NAME.json")
+    for name, (full, _) in study.options.items():
+        parser.add_argument(f"--{name}", type=int, default=None, help=f"by default {full}")
+    options = parser.parse_args(arguments)
+    for name, (full, quick) in study.options.items():
+        if getattr(options, name) is None:
+            setattr(options, name, quick if options.quick else full)
+    seeds = options.seeds or (2 if options.quick else study.seeds)
+    path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
+    sizes = {name: getattr(options, name) for name in study.options}
+    record = Record(study, sizes, path)
+    Driver(study, record, options, list(range(1, seeds + 1))).everything(options.only)
+    print(pages.printed(record.content))
+    return record

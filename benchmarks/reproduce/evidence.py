@@ -1,0 +1,266 @@
+"""What runs say of a claim: rates chosen by other seeds, paired differences, Holm's correction.
+
+Nothing here trains, or needs TensorFlow: `driver.py` makes the runs, `claims.py` has the claims.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+"""Of the intervals, and 1 less what p is compared with after Holm's correction."""
+
+
+def key(condition: Mapping[str, Any]) -> str:
+    """Of a condition in a dict; the order of its fields says nothing."""
+    return json.dumps(dict(condition), sort_keys=True)
+
+
+@dataclasses.dataclass
+class Results:
+    """What a study's runs gave.
+
+    Args:
+        runs: each with `condition`, `seed`, `rate` and `values`, by the name of a measure.
+        tuned: fields of a condition that are chosen as its rate is, such as a momentum.
+        chosen_by: the measure by which they are, the less the better.
+    """
+
+    runs: Sequence[Mapping[str, Any]]
+    tuned: Sequence[str]
+    chosen_by: str
+
+    def __post_init__(self) -> None:
+        self._found: dict[str, dict[tuple, dict[int, Mapping]]] = {}
+        for run in self.runs:
+            setting = (*(run["condition"].get(name) for name in self.tuned), run["rate"])
+            pool = self._found.setdefault(key(self.untuned(run["condition"])), {})
+            pool.setdefault(setting, {})[run["seed"]] = run["values"]
+
+    def untuned(self, condition: Mapping[str, Any]) -> dict[str, Any]:
+        """Without what is chosen."""
+        return {k: v for k, v in condition.items() if k not in self.tuned}
+
+    def conditions(self) -> list[dict[str, Any]]:
+        """In the order of the runs."""
+        return [json.loads(found) for found in self._found]
+
+    def settings(self, condition: Mapping[str, Any]) -> list[tuple]:
+        """What can be chosen: values of the tuned fields, and the rate; in ascending order."""
+        return sorted(self._found.get(key(condition), {}))
+
+    def seeds(self, condition: Mapping[str, Any]) -> list[int]:
+        """Those that ran at every setting."""
+        ran = [set(by_seed) for by_seed in self._found.get(key(condition), {}).values()]
+        return sorted(set.intersection(*ran)) if ran else []
+
+    def values(
+        self, condition: Mapping[str, Any], measure: str, seeds: Sequence[int] | None = None
+    ) -> np.ndarray:
+        """`[settings, seeds]`."""
+        pool = self._found[key(condition)]
+        seeds = self.seeds(condition) if seeds is None else seeds
+        return np.array(
+            [[pool[s][seed][measure] for seed in seeds] for s in self.settings(condition)]
+        )
+
+    def choices(self, condition: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple]:
+        """For each seed the setting with the least mean over the *other* seeds."""
+        settings = self.settings(condition)
+        by = self.values(condition, self.chosen_by, seeds)
+        if len(seeds) < 2:
+            return [settings[int(np.argmin(by.mean(1)))]] * len(seeds)
+        others = (by.sum(1, keepdims=True) - by) / (len(seeds) - 1)
+        return [settings[k] for k in np.argmin(others, 0)]
+
+    def best(self, condition: Mapping[str, Any]) -> tuple:
+        """The setting that all seeds together choose."""
+        by = self.values(condition, self.chosen_by)
+        return self.settings(condition)[int(np.argmin(by.mean(1)))]
+
+    def edges(self, condition: Mapping[str, Any]) -> tuple[bool, bool]:
+        """Whether a choice is the least rate, or the largest, of those with its tuned fields."""
+        low = high = False
+        settings = self.settings(condition)
+        for *tuned, rate in {*self.choices(condition, self.seeds(condition)), self.best(condition)}:
+            rates = [s[-1] for s in settings if list(s[:-1]) == tuned]
+            low, high = low or rate == min(rates), high or rate == max(rates)
+        return low, high
+
+    def judged(
+        self,
+        condition: Mapping[str, Any],
+        measure: str,
+        seeds: Sequence[int],
+        at: Mapping[str, Any] | None = None,
+    ) -> np.ndarray:
+        """Each seed's value at the setting that the others choose, of this condition or of `at`."""
+        pool = self._found[key(condition)]
+        chosen = self.choices(at or condition, seeds)
+        return np.array([pool[s][seed][measure] for s, seed in zip(chosen, seeds, strict=True)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One comparison: `a` less `b`.
+
+    Args:
+        title: what is compared.
+        a: a condition.
+        b: another, or a number.
+        expected: "<", ">" or, within `margin`, "=".
+        measure: of both; by default the one that chooses the rates.
+        beside: two more conditions, whose difference is subtracted.
+        at: the condition whose choice of a rate all take, in place of their own.
+        margin: of an "=".
+        ratio: compare logarithms, and show b / a: how many times less `a` is.
+    """
+
+    title: str
+    a: Mapping[str, Any]
+    b: Mapping[str, Any] | float
+    expected: str
+    measure: str | None = None
+    beside: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
+    at: Mapping[str, Any] | None = None
+    margin: float = 0.0
+    ratio: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the runs say of a cell; `p` is of what was expected, `against` of the opposite."""
+
+    cell: Cell
+    seeds: int
+    mean: float
+    low: float
+    high: float
+    p: float
+    against: float
+
+
+def one_sided(values: np.ndarray, above: float) -> float:
+    """The p of a t-test that the mean is not above a number."""
+    n, mean = len(values), float(np.mean(values))
+    error = float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+    if not error > 0:
+        return math.nan if n < 2 else float(mean <= above)
+    return float(stats.t.sf((mean - above) / error, n - 1))
+
+
+def interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean and t-interval; of one value itself."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return mean, mean, mean
+    half = stats.t.ppf((1 + LEVEL) / 2, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def compared(results: Results, cell: Cell) -> Outcome | None:
+    """A cell's differences, seed by seed; None where no seed has run all of it."""
+    measure = cell.measure or results.chosen_by
+    sides = [cell.a, cell.b, *(cell.beside or ())]
+    conditions = [side for side in [*sides, cell.at] if isinstance(side, Mapping)]
+    seeds = sorted(set.intersection(*(set(results.seeds(c)) for c in conditions)))
+    if not seeds:
+        return None
+
+    def values(side: Mapping[str, Any] | float) -> np.ndarray:
+        if not isinstance(side, Mapping):
+            return np.full(len(seeds), float(side))
+        found = results.judged(side, measure, seeds, cell.at)
+        return np.log(found) if cell.ratio else found
+
+    found = [values(side) for side in sides]
+    difference = found[0] - found[1] - (found[2] - found[3] if cell.beside else 0.0)
+    return Outcome(cell, len(seeds), *interval(difference), *_tests(difference, cell))
+
+
+def _tests(difference: np.ndarray, cell: Cell) -> tuple[float, float]:
+    """The p of what was expected and of its opposite."""
+    above = one_sided(difference, cell.margin)
+    below = one_sided(-difference, cell.margin)
+    if cell.expected == ">":
+        return above, below
+    if cell.expected == "<":
+        return below, above
+    # Two one-sided tests: within the margin on both sides.
+    inside = max(one_sided(difference, -cell.margin), one_sided(-difference, -cell.margin))
+    return inside, min(1.0, 2.0 * min(above, below))
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's (1979) corrected p of each; one that is not a number stays so, and counts."""
+    order = sorted(range(len(ps)), key=lambda k: (math.isnan(ps[k]), ps[k]))
+    corrected, largest = [math.nan] * len(ps), 0.0
+    for place, k in enumerate(order):
+        if not math.isnan(ps[k]):
+            largest = max(largest, min(1.0, (len(ps) - place) * ps[k]))
+            corrected[k] = largest
+    return corrected
+
+
+YES, NO, UNKNOWN = "as expected", "the opposite", "cannot tell"
+
+
+def said(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
+    """Of each cell of a claim the corrected p of what was expected, and what it says."""
+    expected = holm([o.p for o in outcomes])
+    against = holm([o.against for o in outcomes])
+    level = 1 - LEVEL
+    return [
+        (p, YES if p < level else NO if q < level else UNKNOWN)
+        for p, q in zip(expected, against, strict=True)
+    ]
+
+
+def verdict(words: Sequence[str]) -> str:
+    """Of a claim, from what its cells say."""
+    if all(word == YES for word in words):
+        return "reproduced"
+    if any(word == YES for word in words):
+        return "partly"
+    return "not reproduced" if any(word == NO for word in words) else "cannot tell"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says, as cells of one study.
+
+    Args:
+        study: whose results.
+        name: in a few words.
+        source: the paper, as the references name it, or "" for nobody's.
+        expected: what it says, in words.
+        cells: what is compared.
+        digits: of differences, after the point.
+    """
+
+    study: str
+    name: str
+    source: str
+    expected: str
+    cells: tuple[Cell, ...]
+    digits: int = 2
+
+
+def shown(outcome: Outcome, digits: int) -> str:
+    """The difference, or how many times less, with its interval."""
+    ends = (outcome.mean, outcome.low, outcome.high)
+    if outcome.cell.ratio:
+        middle, high, low = (math.exp(-value) for value in ends)
+        return f"{middle:.{digits}f} times ({low:.{digits}f} to {high:.{digits}f})"
+    return "{} ({} to {})".format(*(f"{value:+.{digits}f}" for value in ends))
+
+
+def p_text(p: float) -> str:
+    return (
+        "" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
+    )

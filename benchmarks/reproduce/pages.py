@@ -1,0 +1,275 @@
+"""Tables and plots of the studies, from what is in `results/`, for `benchmarks/figures.py`.
+
+Nothing here trains, or needs TensorFlow.
+"""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import evidence
+import numpy as np
+from claims import CLAIMS
+from evidence import Claim, Results
+
+HERE = Path(__file__).resolve().parent
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A study's file, or None where it has none."""
+    path = HERE / "results" / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def known(name: str) -> dict[str, Any]:
+    """A study's file."""
+    content = read(name)
+    if content is None:
+        raise ValueError(f"There are no results of {name!r}.")
+    return content
+
+
+def results_of(content: Mapping[str, Any]) -> Results:
+    return Results(content["runs"], content["tuned"], content["chosen_by"])
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+# -- claims ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A claim, and what the runs say of its cells."""
+
+    claim: Claim
+    outcomes: list[evidence.Outcome]
+    said: list[tuple[float, str]]
+    missing: int
+
+    @property
+    def verdict(self) -> str:
+        if self.missing:
+            return "not run whole"
+        return evidence.verdict([word for _, word in self.said])
+
+
+def judged(claim: Claim, results: Results) -> Judged:
+    found = [evidence.compared(results, cell) for cell in claim.cells]
+    outcomes = [outcome for outcome in found if outcome is not None]
+    return Judged(claim, outcomes, evidence.said(outcomes), found.count(None))
+
+
+def claims_of(content: Mapping[str, Any]) -> list[Judged]:
+    results = results_of(content)
+    return [judged(claim, results) for claim in CLAIMS if claim.study == content["study"]]
+
+
+def cells_table(found: Sequence[Judged]) -> str:
+    """Every comparison of a study's claims."""
+    rows = []
+    for each in found:
+        digits = each.claim.digits
+        for outcome, (p, word) in zip(each.outcomes, each.said, strict=True):
+            cell = outcome.cell
+            expected = {"<": "less", ">": "more", "=": f"within {cell.margin:g}"}[cell.expected]
+            rows.append([each.claim.name, cell.title, expected, evidence.shown(outcome, digits)])
+            rows[-1] += [evidence.p_text(p), word]
+    return table(["claim", "compared", "expected", "difference (95 %)", "p, Holm", ""], rows)
+
+
+def measured(each: Judged) -> str:
+    """In a few words, for the table of all claims."""
+    if not each.outcomes:
+        return ""
+    words = [word for _, word in each.said]
+    count = words.count(evidence.YES)
+    text = f"{count} of {len(words)} as expected"
+    if words.count(evidence.NO):
+        text += f", {words.count(evidence.NO)} the opposite"
+    first = each.outcomes[0]
+    return f"{text}; {first.cell.title}: {evidence.shown(first, each.claim.digits)}"
+
+
+def link(claim: Claim) -> str:
+    """The paper, among the references."""
+    if not claim.source:
+        return "nobody's"
+    anchor = claim.source.lower().replace(",", "").replace(".", "").replace(" ", "-")
+    return f"[{claim.source}](references.md#{anchor})"
+
+
+def all_claims() -> str:
+    """One line for each claim whose study has results."""
+    rows = []
+    for study in dict.fromkeys(claim.study for claim in CLAIMS):
+        content = read(study)
+        if content is None:
+            continue
+        for each in claims_of(content):
+            row = [each.claim.name, link(each.claim), each.claim.expected]
+            rows.append([*row, measured(each), f"**{each.verdict}**"])
+    return table(["claim", "whose", "expected", "measured (95 %)", "verdict"], rows)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def rate_text(rate: float) -> str:
+    return f"$2^{{{round(math.log2(rate))}}}$"
+
+
+def number(values: np.ndarray) -> str:
+    """Mean and the half of its interval, with digits that fit."""
+    mean, low, _ = evidence.interval(values)
+    digits = 2 if abs(mean) >= 1 else 4
+    return (
+        f"{mean:.{digits}f} ± {mean - low:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
+    )
+
+
+def values_table(content: Mapping[str, Any]) -> str:
+    """Of each condition what was chosen, and its measures at the choices of the other seeds."""
+    results = results_of(content)
+    conditions = results.conditions()
+    fields = list(dict.fromkeys(name for c in conditions for name in c))
+    measures = list(content["runs"][0]["values"])
+    rows = []
+    for condition in conditions:
+        seeds = results.seeds(condition)
+        if not seeds:
+            continue
+        *tuned, rate = results.best(condition)
+        edge = ", edge" if any(results.edges(condition)) else ""
+        row = [str(condition.get(name, "")) for name in fields]
+        row += [f"{value:g}" if value is not None else "" for value in tuned]
+        row += [rate_text(rate) + edge, str(len(seeds))]
+        rows.append(row + [number(results.judged(condition, m, seeds)) for m in measures])
+    header = [*fields, *content["tuned"], "rate", "seeds", *(m.replace("_", " ") for m in measures)]
+    return table(header, rows)
+
+
+def origin(content: Mapping[str, Any]) -> str:
+    """What ran, where and when."""
+    origins = content["origins"]
+    commands = dict.fromkeys(f"`{o['command']}`" for o in origins)
+    last = origins[-1]
+    dates = list(dict.fromkeys(o["date"] for o in origins))
+    return (
+        f"{', '.join(commands)}, {' and '.join(dates)}, {last['cores']} cores, {last['machine']}; "
+        f"{', '.join(last['versions'])}. Raw results: "
+        f"`benchmarks/reproduce/results/{content['study']}.json`."
+    )
+
+
+def study(name: str) -> str:
+    """A study's block of a page."""
+    content = known(name)
+    parts = [cells_table(claims_of(content)), values_table(content), origin(content)]
+    return "\n\n".join(parts)
+
+
+def printed(content: Mapping[str, Any]) -> str:
+    """What a study's program says at its end."""
+    lines = [f"{each.claim.name}: {each.verdict}" for each in claims_of(content) if each.outcomes]
+    return "\n\n".join([cells_table(claims_of(content)), values_table(content), "\n".join(lines)])
+
+
+# -- plots ----------------------------------------------------------------------------------------
+
+PLOTS: dict[str, tuple[str, str | None, str]] = {
+    # What is along the axis ("rate": all rates), what makes panels, what makes curves.
+    "softsync_learning": ("rate", "n", "scaling"),
+    "downpour_adagrad": ("rate", "task", "workers, optimizer"),
+    "staleness_bound": ("rate", "straggler", "bound"),
+    "explicit_momentum": ("rate", "workers", "momentum"),
+    "warm_start": ("rate", "optimizer", "warm_start"),
+    "delay_tolerance": ("delay", None, "method"),
+    "fasgd": ("workers", "batch", "method"),
+    "delay_compensation": ("rate", "workers", "method"),
+    "averaging_period": ("rate", None, "period"),
+    "averaging_policies": ("period", "optimizer", "state"),
+    "bmuf": ("workers", "period", "method"),
+    "elastic": ("period", "workers", "method"),
+    "diloco": ("period", None, "method"),
+}
+"""Of each study with results."""
+RANGES = {"softsync_learning": (0.0, 95.0)}
+"""Of the vertical axis, where the worst is what matters."""
+
+
+def plot(name: str, path: str) -> None:
+    """Means with 95 % intervals: over all rates, or at the choices of the other seeds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    content = known(name)
+    results, measure = results_of(content), content["chosen_by"]
+    along, panel, curves = PLOTS[name]
+    conditions = results.conditions()
+    panels = list(dict.fromkeys(c.get(panel) for c in conditions)) if panel else [None]
+    size = (3.4 * len(panels) + 0.6, 3.4)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+    for axis, value in zip(axes[0], panels, strict=True):
+        inside = [c for c in conditions if panel is None or c.get(panel) == value]
+        groups: dict[str, list[dict]] = {}
+        for condition in inside:
+            label = ", ".join(str(condition.get(part)) for part in curves.split(", "))
+            groups.setdefault(label, []).append(condition)
+        for label, group in groups.items():
+            points = _points(results, group, measure, along)
+            if points:
+                x, means, lows, highs = zip(*sorted(points), strict=True)
+                spread = [np.subtract(means, lows), np.subtract(highs, means)]
+                axis.errorbar(x, means, spread, marker="o", markersize=3, capsize=2, label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_xlabel("learning rate" if along == "rate" else along)
+        if panel:
+            axis.set_title(f"{panel}: {value}", fontsize=9)
+    axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
+    axes[0][0].set_ylabel(measure.replace("_", " "))
+    axes[0][-1].legend(fontsize=6, title=curves, title_fontsize=6)
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+
+
+def _points(results: Results, group: Sequence[Mapping], measure: str, along: str) -> list[tuple]:
+    points = []
+    for condition in group:
+        seeds = results.seeds(condition)
+        if not seeds:
+            continue
+        if along == "rate":
+            values = results.values(condition, measure, seeds)
+            settings = results.settings(condition)
+            best = results.best(condition)[:-1]  # of tuned fields the chosen ones
+            for setting, row in zip(settings, values, strict=True):
+                if setting[:-1] == best:
+                    points.append((setting[-1], *evidence.interval(row)))
+        elif condition.get(along):
+            points.append(
+                (condition[along], *evidence.interval(results.judged(condition, measure, seeds)))
+            )
+    return points
+
+
+def _range(results: Results, conditions: Sequence[Mapping], measure: str) -> tuple[float, float]:
+    """From the least to what is well above the worst of those at their best."""
+    best = [
+        float(np.mean(results.judged(c, measure, results.seeds(c))))
+        for c in conditions
+        if results.seeds(c)
+    ]
+    low, high = min(best), max(best)
+    room = max(high - low, 0.15 * abs(statistics.median(best)))
+    return low - 0.25 * room, high + 1.0 * room
