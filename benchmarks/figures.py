@@ -1,16 +1,18 @@
 """Writes tables of README.md, benchmarks/README.md and docs/ from the runs that are committed.
 
     python benchmarks/figures.py
-    python benchmarks/figures.py --plots   # also docs/images/time_to_accuracy.png
+    python benchmarks/figures.py --plots   # also the plots in docs/images
 
 Between `<!-- figures: NAME -->` and `<!-- end of figures -->` stands what `BLOCKS` makes of
-`benchmarks/published/*.json`, which are what `--json` of the benchmarks wrote. A test compares the
-two, so a figure there is one of those runs. To publish others, for instance:
+`benchmarks/published/*.json`, which are what `--json` of the benchmarks wrote, and of
+`benchmarks/reproduce/results/*.json`, which are the studies' own. A test compares the two, so a
+figure there is one of those runs. To publish others, for instance:
 
     python benchmarks/fit_throughput.py --groups periods --repetitions 3 \
         --json benchmarks/published/fit_throughput.json
 """
 
+import functools
 import json
 import re
 import sys
@@ -21,8 +23,18 @@ import cluster_throughput
 import fit_throughput
 import runs
 
+sys.path.insert(0, str(runs.HERE / "reproduce"))
+
+import pages
+
 ROOT = runs.HERE.parent
-FILES = ("README.md", "benchmarks/README.md", "docs/is_it_for_me.md")
+FILES = (
+    "README.md",
+    "benchmarks/README.md",
+    "docs/is_it_for_me.md",
+    "docs/reproduced.md",
+    "docs/reproduced_averaging.md",
+)
 PLAIN = "plain fit"
 PLAIN_20 = "plain fit, steps_per_execution=20"
 
@@ -139,14 +151,66 @@ BLOCKS = {
     "processes": processes,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
+    "claims": pages.all_claims,
+    **{f"study {name}": functools.partial(pages.study, name) for name in pages.PLOTS},
 }
 
+
+def threads_times(name: str) -> str:
+    """Mini-batches a second of two threads, beside plain `fit` at its better setting."""
+    (group,) = published("fit_throughput")["groups"]
+    return _ratio(group["results"], name, _better(group["results"], PLAIN, PLAIN_20))
+
+
+def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
+    """Mini-batches a second of two processes beside the better of others; `inverse`: theirs."""
+    (group,) = published("cluster_throughput")["groups"]
+    results = group["results"]
+    if inverse:
+        (other,) = beside
+        return _ratio(results, other, _better(results, name))
+    return _ratio(results, name, _better(results, *beside))
+
+
+def straggler(measure: str, bound: object) -> str:
+    """A measure of eight simulated workers, one four times slower, in the mean over seeds."""
+    found = pages.results_of(pages.known("staleness_bound"))
+    condition = {"straggler": "yes", "bound": bound}
+    values = found.judged(condition, measure, found.seeds(condition))
+    return f"{sum(values) / len(values):.{1 if measure == 'error' else 0}f}"
+
+
+def is_published(block: str) -> bool:
+    """Whether there are results of it; else no page may have it."""
+    kind, _, name = block.partition(" ")
+    return kind != "study" or pages.read(name) is not None
+
+
+_EXECUTION, _PSS = (
+    cluster_throughput.EXECUTION_20,
+    (cluster_throughput.PSS_1, cluster_throughput.PSS_20),
+)
+INLINE = {
+    "threads 20": lambda: threads_times("Downpour, periods of 20"),
+    "threads 1": lambda: threads_times("Downpour, periods of 1"),
+    "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
+    "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
+    "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
+    "straggler batches": lambda: straggler("batches", "none"),
+    "straggler batches, bulk": lambda: straggler("batches", 0),
+    "straggler error": lambda: straggler("error", "none"),
+    "straggler error, bulk": lambda: straggler("error", 0),
+}
+"""Single figures, between `<!--figure: NAME-->` and `<!--end-->`."""
+
+_INLINE = re.compile(r"(<!--figure: (.+?)-->).*?(<!--end-->)")
 _BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
 def written(text: str) -> str:
     """A page with its blocks made anew."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\n{BLOCKS[m[2]]()}\n\n{m[3]}", text)
+    text = _BLOCK.sub(lambda m: f"{m[1]}\n{BLOCKS[m[2]]()}\n\n{m[3]}", text)
+    return _INLINE.sub(lambda m: f"{m[1]}{INLINE[m[2]]()}{m[3]}", text)
 
 
 def main() -> None:
@@ -156,6 +220,9 @@ def main() -> None:
     if "--plots" in sys.argv[1:]:
         record, path = published("time_to_accuracy"), ROOT / "docs/images/time_to_accuracy.png"
         accuracy_tables.plot(record, str(path))
+        for name in pages.PLOTS:
+            if pages.read(name):
+                pages.plot(name, str(ROOT / f"docs/images/{name}.png"))
 
 
 if __name__ == "__main__":

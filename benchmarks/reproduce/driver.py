@@ -42,7 +42,7 @@ class Study:
     Args:
         name: of the program, and of its file of results.
         conditions: each a dict that JSON can hold.
-        grid: from a condition to its first and last exponent of 2.
+        grid: from a condition to its first and last exponent of 2; the same where there is no rate.
         run: from (condition, seeds, rates, options) to each measure's values, `[rates][seeds]`.
         options: sizes, each with its value in full and in `--quick`.
         seeds: how many; they are 1, 2, ...
@@ -153,6 +153,9 @@ class Driver:
 
     def _extend(self, untuned: Mapping, pool: list[Mapping]) -> None:
         """Until no choice is at an edge."""
+        low, high = self.study.grid(pool[0])
+        if low == high:
+            return
         for _ in range(EXTENSIONS):
             low, high = self.record.results().edges(untuned)
             if not (low or high):

@@ -211,12 +211,12 @@ YES, NO, UNKNOWN = "as expected", "the opposite", "cannot tell"
 
 
 def said(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
-    """Of each cell of a claim the corrected p of what was expected, and what it says."""
+    """Of each cell the corrected p of its word, or of what was expected, and the word."""
     expected = holm([o.p for o in outcomes])
     against = holm([o.against for o in outcomes])
     level = 1 - LEVEL
     return [
-        (p, YES if p < level else NO if q < level else UNKNOWN)
+        (p, YES) if p < level else (q, NO) if q < level else (p, UNKNOWN)
         for p, q in zip(expected, against, strict=True)
     ]
 

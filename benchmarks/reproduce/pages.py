@@ -141,6 +141,7 @@ def values_table(content: Mapping[str, Any]) -> str:
     conditions = results.conditions()
     fields = list(dict.fromkeys(name for c in conditions for name in c))
     measures = list(content["runs"][0]["values"])
+    has_rate = len({run["rate"] for run in content["runs"]}) > 1
     rows = []
     for condition in conditions:
         seeds = results.seeds(condition)
@@ -150,9 +151,10 @@ def values_table(content: Mapping[str, Any]) -> str:
         edge = ", edge" if any(results.edges(condition)) else ""
         row = [str(condition.get(name, "")) for name in fields]
         row += [f"{value:g}" if value is not None else "" for value in tuned]
-        row += [rate_text(rate) + edge, str(len(seeds))]
+        row += [rate_text(rate) + edge] * has_rate + [str(len(seeds))]
         rows.append(row + [number(results.judged(condition, m, seeds)) for m in measures])
-    header = [*fields, *content["tuned"], "rate", "seeds", *(m.replace("_", " ") for m in measures)]
+    header = [*fields, *content["tuned"], *["rate"] * has_rate, "seeds"]
+    header += [measure.replace("_", " ") for measure in measures]
     return table(header, rows)
 
 
@@ -185,10 +187,12 @@ def printed(content: Mapping[str, Any]) -> str:
 # -- plots ----------------------------------------------------------------------------------------
 
 PLOTS: dict[str, tuple[str, str | None, str]] = {
-    # What is along the axis ("rate": all rates), what makes panels, what makes curves.
+    # What is along the axis ("rate": all of them; "seconds": measures at quarters of the time),
+    # what makes panels, what makes curves.
+    "softsync_staleness": ("message", "mini-batch", "n"),
     "softsync_learning": ("rate", "n", "scaling"),
     "downpour_adagrad": ("rate", "task", "workers, optimizer"),
-    "staleness_bound": ("rate", "straggler", "bound"),
+    "staleness_bound": ("seconds", "straggler", "bound"),
     "explicit_momentum": ("rate", "workers", "momentum"),
     "warm_start": ("rate", "optimizer", "warm_start"),
     "delay_tolerance": ("delay", None, "method"),
@@ -231,16 +235,27 @@ def plot(name: str, path: str) -> None:
                 x, means, lows, highs = zip(*sorted(points), strict=True)
                 spread = [np.subtract(means, lows), np.subtract(highs, means)]
                 axis.errorbar(x, means, spread, marker="o", markersize=3, capsize=2, label=label)
-        axis.set_xscale("log", base=2)
-        axis.set_xlabel("learning rate" if along == "rate" else along)
+        if along != "seconds":
+            axis.set_xscale("log", base=2)
+        axis.set_xlabel(_ALONG.get(along, along))
         if panel:
             axis.set_title(f"{panel}: {value}", fontsize=9)
     axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
-    axes[0][0].set_ylabel(measure.replace("_", " "))
+    axes[0][0].set_ylabel(_LABELS.get(measure, measure))
     axes[0][-1].legend(fontsize=6, title=curves, title_fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
+
+
+_LABELS = {
+    "error": "held-out error, %",
+    "loss": "held-out loss",
+    "cost": "held-out cross-entropy, averaged over training",
+    "regret": "loss less that of the true weights, online",
+    "above_2n": "share of messages above 2n",
+}
+_ALONG = {"rate": "learning rate", "seconds": "virtual seconds, share of all"}
 
 
 def _points(results: Results, group: Sequence[Mapping], measure: str, along: str) -> list[tuple]:
@@ -256,6 +271,10 @@ def _points(results: Results, group: Sequence[Mapping], measure: str, along: str
             for setting, row in zip(settings, values, strict=True):
                 if setting[:-1] == best:
                     points.append((setting[-1], *evidence.interval(row)))
+        elif along == "seconds":
+            for share, part in ((0.25, "_1"), (0.5, "_2"), (0.75, "_3"), (1.0, "")):
+                values = results.judged(condition, measure + part, seeds)
+                points.append((share, *evidence.interval(values)))
         elif condition.get(along):
             points.append(
                 (condition[along], *evidence.interval(results.judged(condition, measure, seeds)))

@@ -58,7 +58,8 @@ def run(condition, seeds, rates, options) -> dict:
         for k, part in enumerate(side_by_side.cut(study.entries(seed, times), counts), 1):
             study.go(part)
             at = seeded.judged(study.logits(held[seed][0]), held[seed][1])
-            values[f"error_{k}"] = at["error"]
+            if k < PARTS:
+                values[f"error_{k}"] = at["error"]
         each.append({**values, **at})
     return seeded.merged(each)
 

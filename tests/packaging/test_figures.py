@@ -15,12 +15,14 @@ def figures(monkeypatch):
 
 
 def test_tables_are_those_of_the_committed_runs(figures):
-    found = set()
+    found, single = set(), set()
     for file in figures.FILES:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert figures.written(text) == text, f"{file}: run python benchmarks/figures.py"
         found |= set(re.findall(r"<!-- figures: (.+?) -->", text))
-    assert found == set(figures.BLOCKS)
+        single |= set(re.findall(r"<!--figure: (.+?)-->", text))
+    assert single == set(figures.INLINE)
+    assert found == {name for name in figures.BLOCKS if figures.is_published(name)}
 
 
 def test_another_figure_would_be_found(figures):

@@ -17,6 +17,7 @@ MORE_ARGUMENTS = {
     "DownpourStrategy": 12,  # public: the choices of one algorithm, each of which has a default
     "SoftsyncStrategy": 8,  # public: as of Downpour
     "Runs": 10,  # of benchmarks/reproduce: a study's choices, named where a paper's figure is made
+    "Seeds": 8,  # the same
 }
 """Classes whose constructors take more, and how many. Dataclasses are records, and not counted."""
 
