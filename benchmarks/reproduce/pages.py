@@ -129,7 +129,7 @@ def rate_text(rate: float) -> str:
 def number(values: np.ndarray) -> str:
     """Mean and the half of its interval, with digits that fit."""
     mean, low, _ = evidence.interval(values)
-    digits = 2 if abs(mean) >= 1 else 4
+    digits = 2 if mean - low >= 0.1 or not mean > low else 4
     return (
         f"{mean:.{digits}f} ± {mean - low:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
     )

@@ -90,12 +90,15 @@ class Seeds:
 
     def entries(self, seed: int, schedule: Sequence[Any]) -> list[tuple]:
         """A schedule on this seed's mini-batches, which can be cut after any fetch."""
-        offset = self.seeds.index(seed) * self._batches
+        whole, all_batches = self._batches, self._batches * len(self.seeds)
+        offset = self.seeds.index(seed) * whole
 
-        def of_seed(worker: int, action: str, batches: Sequence[int] | None = None) -> tuple:
-            if batches is None:
+        def of_seed(worker: int, action: str, numbers: Sequence[int] | None = None) -> tuple:
+            if numbers is None:
                 return worker, action
-            return worker, action, tuple(b % self._batches + offset for b in batches)
+            # A study takes them modulo all that there are; each number may be used once.
+            turns = (divmod(b, whole) for b in numbers)
+            return worker, action, tuple(turn * all_batches + offset + b for turn, b in turns)
 
         return [of_seed(*entry) for entry in side_by_side.joined(schedule)]
 

@@ -50,22 +50,6 @@ def test_fit_throughput_prints_a_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_study_of_staleness_prints_a_table(tmp_path):
-    written = tmp_path / "results.json"
-    run_benchmark(
-        "reproduce/softsync_staleness.py",
-        *("--messages", "600", "--n", "15", "--json", str(written)),
-    )
-    equal, varying = json.loads(written.read_text())["results"]
-    for result in (equal, varying):
-        assert sum(result["counts"]) == result["messages"] == 600
-        tau = range(len(result["counts"]))
-        mean = sum(t * c for t, c in zip(tau, result["counts"], strict=True)) / 600
-        assert result["mean"] == pytest.approx(mean)
-    assert equal["max"] <= 30 < varying["max"]
-
-
-@pytest.mark.slow
 def test_the_study_of_momentum_finds_it(tmp_path):
     written = tmp_path / "results.json"
     run_benchmark(

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.packaging.repository import ROOT
-from tests.packaging.test_benchmarks import gradients_of
+from tests.packaging.test_studies import gradients_of
 from tf_dsgd.launch import launcher
 
 

@@ -217,7 +217,7 @@ def test_a_seed_after_another_equals_an_ordinary_fit_with_its_delays(reproduce, 
     if name in CUSTOM:
         make = functools.partial(tf_dsgd.DownpourStrategy, local_rule="none")
     updates, seeds = 24, [7, 8]
-    trained, held = teacher.of_seeds(seeds, 8 * updates)
+    trained, held = teacher.of_seeds(seeds, 8 * 16)  # and begins anew after 16 mini-batches
     layers = seeded.mlp([teacher.STUDENT, teacher.CLASSES])
     study = seeded.Seeds(make(cluster(7)), cluster, optimizer, [0.01, 0.05], layers, trained, 8)
     study.train(7, updates)
@@ -232,7 +232,8 @@ def test_a_seed_after_another_equals_an_ordinary_fit_with_its_delays(reproduce, 
         model.set_weights(first_weights(8))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer(0.05), loss)
-    model.fit(*trained[8], batch_size=8, shuffle=False, verbose=0)
+    x, y = (np.concatenate([part, part[: 8 * 8]]) for part in trained[8])
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     assert strategy.steps == updates
     np.testing.assert_allclose(found, model(held[8][0]), atol=2e-5)
 
@@ -279,6 +280,24 @@ def test_one_worker_and_no_compensation_is_plain_whatever_the_method(reproduce):
     none = {"workers": 4, "method": "DC-ASGD-c", "lambda": 0.0}
     compensated = quick(delay_compensation.STUDY, none, [1], rates)
     np.testing.assert_allclose(plain["loss"], compensated["loss"], rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 15])
+def test_staleness_by_times_alone_is_what_training_counts(reproduce, n):
+    import setting
+    import softsync_staleness
+
+    taus = softsync_staleness.staleness(n, "exponential", 0.05, 3, 400)
+    cluster = setting.workers(tf_dsgd.Exponential(1.0), seed=3)
+    strategy = setting.softsync(n, cluster, None)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = np.ones((400, 1), "float32")
+    model.fit(x, x, batch_size=1, verbose=0)
+    counts = strategy.state()["staleness"]
+    np.testing.assert_array_equal(np.bincount(taus, minlength=len(counts)), counts)
 
 
 @pytest.mark.slow
