@@ -34,7 +34,7 @@ from tf_dsgd.strategies.building import build_without_call
 from tf_dsgd.strategies.capture import Optimizers
 from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
-from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, make_pull, sample
+from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, sample
 from tf_dsgd.strategies.description import describe
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
@@ -44,6 +44,7 @@ from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
 from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
+from tf_dsgd.strategies.stream import make_pull
 from tf_dsgd.strategies.variable import (
     Kind,
     ReplicaVariable,

@@ -10,9 +10,6 @@ nothing.
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,15 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd._tf_errors import in_short
 from tf_dsgd.strategies.caller import model_that_calls
-from tf_dsgd.strategies.pipelines import Progress, Source
+from tf_dsgd.strategies.kept import Kept
+from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.position import Position
-
-# Batches taken from the input at a time while the input keeps up.
-_MOST_AT_ONCE = 16
-# An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
-_SLOW_SECONDS = 0.02
+from tf_dsgd.strategies.stream import InputTime, Stream, tensors
 
 
 class TokenSpec(tf.TypeSpec):
@@ -99,7 +92,7 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         last = tf.compat.v1.get_default_graph().get_collection_ref("tf_dsgd_last_batch")
         with tf.control_dependencies(last):
             batch = take_batch(self.queue, self.element_spec)
-        last[:] = [t.op for t in _tensors(batch)]
+        last[:] = [t.op for t in tensors(batch)]
         return with_none(batch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -127,188 +120,6 @@ def with_none(batch: Any) -> Any:
     )
 
 
-@dataclasses.dataclass
-class InputTime:
-    """For how long the main thread has waited for the batches of a dataset."""
-
-    seconds: float = 0.0
-
-
-class Stream:
-    """The batches of one iterator on their way to the workers, in order."""
-
-    def __init__(self, dataset: tf.data.Dataset, pull: Any, input_time: InputTime):
-        self._dataset = dataset
-        self._pull = pull
-        self._input_time = input_time
-        self._iterator: Any = None
-        self._resource: tf.Tensor | None = None
-        self._at_once = 1
-        self._stock = 0
-        self._ended = False
-        self._owed = False
-        self._examples: collections.deque[int] = collections.deque()
-        self.examples = 0
-        """Examples in the batch taken last; 0 where workers make their batches."""
-        self.batch_bytes = 0
-        self.pipelines: Progress | None = None
-        """Where workers make their batches themselves; then this only counts."""
-        self._queue = tf.queue.FIFOQueue(1 << 30, [tf.variant], shapes=[[]])
-        # Of each batch there, also where the one after it fails: its examples, and its bytes.
-        self._notes = tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
-        self._error: tf.errors.OpError | None = None
-        """Why there are no batches after those in stock."""
-
-    @property
-    def queue(self) -> tf.Tensor:
-        """Where workers take batches from."""
-        return self._queue.queue_ref
-
-    def take(self, at_once: bool = False) -> bool:
-        """Makes one more batch ready for the workers; False at the end of the data.
-
-        The first is made ready when it is used, unless `at_once`. Keras takes a token just to look
-        at its type, and a generator, or a `PyDataset` with threads of its own, does not begin
-        twice.
-        """
-        if self.pipelines is not None:
-            return self.pipelines.take()
-        if self._iterator is None and not (self._owed or at_once):
-            self._owed = True
-            return True
-        return self.make_ready() and self._take()
-
-    def make_ready(self) -> bool:
-        """Makes the first batch ready if that was put off; False if there is none."""
-        if not self._owed or self.pipelines is not None:
-            return True
-        self._owed = False
-        return self._take()
-
-    def _take(self) -> bool:
-        if self.at_end():
-            return False
-        self._stock -= 1
-        self.examples = self._examples.popleft()
-        return True
-
-    def skip(self, count: int) -> bool:
-        """Drops the batch taken last and those after it, `count` in all; False if it has fewer."""
-        for dropped in range(count):
-            if dropped and not self._take():
-                return False
-            tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
-        return True
-
-    def at_end(self) -> bool:
-        """Whether no batch is left, looking one ahead."""
-        if self.pipelines is not None:
-            return self.pipelines.at_end()
-        if not self._stock and not self._ended:
-            self._refill()
-        return not self._stock
-
-    def _refill(self) -> None:
-        if self._iterator is None:
-            self._iterator = iter(self._dataset)
-            self._resource = tf.nest.flatten(self._iterator, expand_composites=True)[0]
-        start = time.perf_counter()
-        error, self._error = self._error, None
-        try:
-            if error is None:
-                self._ended = not self._pull(
-                    self._resource,
-                    self.queue,
-                    self._notes.queue_ref,
-                    tf.constant(self._at_once),
-                )
-        except tf.errors.OpError as failed:
-            error = failed
-        self._count()
-        if error is not None:
-            if not self._stock:
-                raise in_short(error)
-            self._error = error  # once the batches before it are used
-        took = time.perf_counter() - start
-        self._input_time.seconds += took
-        self._at_once = 1 if took > _SLOW_SECONDS else min(2 * self._at_once, _MOST_AT_ONCE)
-
-    def _count(self) -> None:
-        """Takes down what was pulled."""
-        moved = self._notes.size()
-        examples, sizes = (notes.numpy() for notes in self._notes.dequeue_many(moved))
-        self._stock += len(examples)
-        self._examples.extend(examples.tolist())
-        self.batch_bytes = max(self.batch_bytes, *sizes.tolist(), 0)
-
-
-def make_pull(dataset: tf.data.Dataset) -> _tf.BoundFunction:
-    """A function that moves up to `limit` batches of a dataset's iterator into a queue.
-
-    Tells whether there may be more. Of each batch it leaves a note in another queue.
-
-    Called with tensors alone: TensorFlow would hash the type of a whole iterator at every call.
-    """
-
-    def pull(iterator: Any, queue: tf.Tensor, notes: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
-        def body(moved: tf.Tensor, _: tf.Tensor) -> Any:
-            batch = iterator.get_next_as_optional()
-            has_value = batch.has_value()
-            component = tf.nest.flatten(batch, expand_composites=True)[0]
-
-            def put() -> tf.Tensor:
-                tf.raw_ops.QueueEnqueueV2(handle=queue, components=[component])
-                value = batch.get_value()
-                note = [examples_in(value), _bytes(value)]
-                tf.raw_ops.QueueEnqueueV2(handle=notes, components=note)
-                return tf.constant(True)
-
-            return moved + 1, tf.cond(has_value, put, lambda: tf.constant(False))
-
-        return tf.while_loop(
-            lambda moved, more: tf.logical_and(more, moved < limit),
-            body,
-            (tf.constant(0), tf.constant(True)),
-            parallel_iterations=1,
-        )[1]
-
-    concrete = tf.function(pull, autograph=False).get_concrete_function(
-        tf.data.IteratorSpec(dataset.element_spec),
-        tf.TensorSpec([], tf.resource),
-        tf.TensorSpec([], tf.resource),
-        tf.TensorSpec([], tf.int32),
-    )
-    return _tf.BoundFunction(concrete, concrete.captured_inputs)
-
-
-def _bytes(batch: Any) -> tf.Tensor:
-    sizes = [
-        tf.reduce_sum(tf.cast(tf.strings.length(t), tf.int64))
-        if t.dtype == tf.string
-        else tf.size(t, tf.int64) * t.dtype.size
-        for t in _tensors(batch)
-        if t.dtype not in (tf.variant, tf.resource)
-    ]
-    return tf.add_n(sizes) if sizes else tf.zeros([], tf.int64)
-
-
-def _tensors(batch: Any) -> list[tf.Tensor]:
-    """All of a batch, in which None may take a component's place."""
-    return [t for t in tf.nest.flatten(batch, expand_composites=True) if t is not None]
-
-
-def examples_in(batch: Any) -> tf.Tensor:
-    """The first dimension of the first component that has one."""
-    for value in tf.nest.flatten(batch):
-        if isinstance(value, tf.RaggedTensor):
-            return tf.cast(value.nrows(), tf.int64)
-        if isinstance(value, tf.SparseTensor):
-            return value.dense_shape[0]
-        if isinstance(value, tf.Tensor) and value.dtype not in (tf.variant, tf.resource):
-            return tf.reduce_prod(tf.shape(value, tf.int64)[:1])  # 1 for a scalar
-    return tf.zeros([], tf.int64)
-
-
 def is_keras_enqueuer(dataset: tf.data.Dataset) -> bool:
     """Whether this is what Keras makes of a `PyDataset` with workers, told by its options.
 
@@ -324,7 +135,7 @@ class TokenIterator:
 
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
-        self.stream = Stream(dataset.dataset, dataset.pull, dataset.input_time)
+        self.stream = dataset.stream()
         self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
@@ -463,6 +274,8 @@ class TokenDataset(_tf.DistributedDataset):
         self.dataset = dataset.prefetch(tf.data.AUTOTUNE)
         self.pull = pull
         self.input_time = InputTime()
+        self.kept: Kept | None = None
+        """Where mini-batches stay for the next pass, if they do."""
 
     @property
     def strategy(self) -> Any:
@@ -478,6 +291,10 @@ class TokenDataset(_tf.DistributedDataset):
     def cardinality(self) -> int:
         """Number of batches, as `tf.data` counts."""
         return int(self.dataset.cardinality())
+
+    def stream(self) -> Stream:
+        """The batches of a pass."""
+        return Stream(self.dataset, self.pull, self.input_time, self.kept)
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)

@@ -25,7 +25,7 @@ from tf_dsgd.console import say
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
 from tf_dsgd.strategies.caller import steps_per_epoch_of_fit
-from tf_dsgd.strategies.dataset import Stream
+from tf_dsgd.strategies.kept import Kept
 from tf_dsgd.strategies.objective import Objective
 
 _OURS = "batch_"
@@ -182,6 +182,9 @@ class Iterations:
             self.method.forget()  # somebody has ended its passes
         if self._data is None or self._data() is not data:
             self._data, self._examples = weakref.ref(data), None
+        if data.kept is None:
+            data.kept = Kept()
+            iterator.stream.keep(data.kept)
         self._finished = None
         self._under_way = self.method.iterate(vectors)
         try:
@@ -252,8 +255,7 @@ class Iterations:
             model.reset_metrics()
         with self._engine.explained():
             program.running.reset()
-        dataset = iterator.dataset
-        stream = Stream(dataset.dataset, dataset.pull, dataset.input_time)
+        stream = iterator.dataset.stream()
         while stream.take() and stream.make_ready():
             self._engine.grant(program, stream)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.strategies.dataset import examples_in
+from tf_dsgd.strategies.stream import examples_in
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 

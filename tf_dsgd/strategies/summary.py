@@ -13,7 +13,7 @@ from absl import logging
 
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import KINDS
-from tf_dsgd.strategies.dataset import InputTime
+from tf_dsgd.strategies.stream import InputTime
 
 # A share of the workers' time from which on it is worth a hint.
 _MUCH = 0.4
