@@ -21,6 +21,7 @@ import sys
 import time
 
 import numpy as np
+import processor_time
 import runs
 
 NEAR = 1e-3
@@ -202,13 +203,17 @@ def by_processes(spec: dict) -> dict:
     options = {"batch_size": spec["batch_size"], "verbose": 0, "callbacks": [count]}
     model.fit(x, y, epochs=2, **options)  # traces
     del passes[:]
-    began, before = time.perf_counter(), time.process_time()
+    pids = processor_time.of_cluster()
+    began, before = time.perf_counter(), processor_time.read(pids)
     model.fit(x, y, epochs=spec["iterations"], **options)
-    seconds, spent = time.perf_counter() - began, time.process_time() - before
+    seconds = time.perf_counter() - began
+    spent = processor_time.spent(before, processor_time.read(pids))
+    number = sum(passes) + 1  # with that of the loss at the beginning
     return {
         "parameters": model.count_params(),
-        "pass": seconds / (sum(passes) + 1),  # and that of the loss at the beginning
-        "chief": spent / len(passes),
+        "pass": seconds / number,
+        "chief": spent[processor_time.CHIEF] / len(passes),
+        **{f"{role} of a pass": value / number for role, value in spent.items()},
     }
 
 

@@ -17,6 +17,8 @@ once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -24,6 +26,8 @@ from tf_dsgd import algorithm, arithmetic
 from tf_dsgd.algorithms.downpour import AccrueGradient
 
 _WHOLE_PASS = 1 << 16
+_AT_ONCE = 1 << 16
+"""Elements of a shard's vectors, all rows together, of which dot products are taken at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,22 +170,44 @@ class ShardVectors:
         return cells
 
     def _dots(self, shard: algorithm.Shard, i: int, vectors: list[tf.Tensor]) -> tf.Tensor:
-        """`[vectors, 2m + 1]`; one row of the history at a time, which is what double takes."""
-        last = tf.stack([_dot(v, vectors[-1]) for v in vectors])[:, None]
+        """`[vectors, 2m + 1]`."""
+        last = products(vectors, vectors[-1][None])
         if not self.rows:
             return last
-        parts = []
-        for name in ("s", "y"):
-            history = self._history(shard, name, i)
-            row = tf.map_fn(
-                lambda j, of=history: tf.stack([_dot(v, of.sparse_read(j)) for v in vectors]),
-                tf.range(self.rows),
-                fn_output_signature=tf.TensorSpec([len(vectors)], tf.float64),
-                parallel_iterations=1,
-            )
-            parts.append(tf.transpose(row))
-        return tf.concat([*parts, last], 1)
+        histories = [self._history(shard, name, i).read_value() for name in ("s", "y")]
+        return tf.concat([*(products(vectors, rows) for rows in histories), last], 1)
+
+
+def products(vectors: Sequence[tf.Tensor], rows: tf.Tensor) -> tf.Tensor:
+    """Dot products in double precision of each of `vectors` with each of `rows`.
+
+    Of some thousand elements at a time, which stay in the processor's cache: all rows in double
+    would be read from memory again and again, and take twice the memory of the history.
+    """
+    vectors = [tf.reshape(vector, [-1]) for vector in vectors]
+    rows = tf.reshape(rows, [rows.shape[0], -1])
+    size = rows.shape[1]
+    at_once = max(_AT_ONCE // rows.shape[0], 1 << 13)
+
+    def of_some(begin: Any, end: Any) -> tf.Tensor:
+        part = tf.cast(rows[:, begin:end], tf.float64)
+        # Faster than one matmul, which takes a matrix of three rows apart first.
+        return tf.stack(
+            [tf.linalg.matvec(part, tf.cast(v[begin:end], tf.float64)) for v in vectors]
+        )
+
+    if size <= at_once:
+        return of_some(0, size)
+    return tf.while_loop(
+        lambda begin, _: begin < size,
+        lambda begin, total: (
+            begin + at_once,
+            total + of_some(begin, tf.minimum(begin + at_once, size)),
+        ),
+        (tf.constant(0), tf.zeros([len(vectors), rows.shape[0]], tf.float64)),
+        parallel_iterations=1,
+    )[1]
 
 
 def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(tf.cast(a, tf.float64) * tf.cast(b, tf.float64))
+    return products([a], b[None])[0, 0]

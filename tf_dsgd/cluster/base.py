@@ -27,6 +27,11 @@ class Cluster(abc.ABC):
     """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
     runs_pipelines: ClassVar[bool] = False
     """Whether workers can run input pipelines of their own."""
+    batches_a_call: ClassVar[int] = 1
+    """Mini-batches that a worker takes at a time where a rule lets it take any number.
+
+    Enough that what a call costs counts little, and few, as others wait for who has the last ones.
+    """
     most_bytes_of_a_variable: ClassVar[int | None] = None
     """How large a variable may be that workers fetch whole; None for any size."""
     devices_per_worker: int = 1

@@ -62,6 +62,8 @@ class LocalCluster(Cluster):
     LocalCluster(num_workers=2)
     """
 
+    batches_a_call = 2  # one takes a millisecond, whatever is in it
+
     def __init__(self, num_workers: int | None = None, devices_per_worker: int = 1):
         self.devices_per_worker = devices.checked(devices_per_worker)
         if num_workers is not None:

@@ -93,6 +93,7 @@ class TFCluster(Cluster):
     locked_in_graph = True
     workers_can_leave = True
     runs_pipelines = True
+    batches_a_call = 4  # one takes some milliseconds, whatever is in it
     most_bytes_of_a_variable = 2**31 - 2**16  # a message of protobuf has less than 2**31
     gives_devices = "tasks_per_worker"
 

@@ -32,8 +32,10 @@ class Objective:
     """
 
     def __init__(self, strategy: Any):
-        self._loss = _sum(strategy, "objective_loss")
-        self._examples = _sum(strategy, "objective_examples")
+        zeros = tf.zeros([2], tf.float64)
+        primary = _tf.make_variable(zeros, device=strategy.shard_devices[0], name="objective")
+        self._sums = ReplicaVariable(strategy, primary, Kind.METRIC)
+        """The loss, and examples: one variable, as each is set and read from outside in a pass."""
         self._losses: list[tf.Tensor] = []
 
     # -- while a worker's step is traced ----------------------------------------------------
@@ -61,8 +63,7 @@ class Objective:
         loss = self._losses.pop()
         examples = examples_in(batch)
         count = tf.cast(examples, tf.float64)
-        self._loss.assign_add(count * tf.cast(loss, tf.float64))
-        self._examples.assign_add(count)
+        self._sums.assign_add(tf.stack([count * tf.cast(loss, tf.float64), count]))
         dense = [tf.convert_to_tensor(g) for g in gradients]
         return [tf.cast(examples, g.dtype) * g for g in dense]
 
@@ -70,17 +71,9 @@ class Objective:
 
     def reset(self) -> None:
         """Before a pass over the data."""
-        self._loss.assign(0.0)
-        self._examples.assign(0.0)
+        self._sums.assign([0.0, 0.0])
 
     def read(self) -> tuple[float, float]:
         """The mean loss of all examples, and how many they are, after a pass."""
-        examples = float(self._examples.value_at_rest())
-        loss = float(self._loss.value_at_rest())
+        loss, examples = self._sums.value_at_rest().numpy().tolist()
         return loss / examples if examples else math.nan, examples
-
-
-def _sum(strategy: Any, name: str) -> ReplicaVariable:
-    zero = tf.zeros([], tf.float64)
-    primary = _tf.make_variable(zero, device=strategy.shard_devices[0], name=name)
-    return ReplicaVariable(strategy, primary, Kind.METRIC)

@@ -14,8 +14,6 @@ from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.objective import Objective
 
-# To a worker in another process, where a call takes some milliseconds whatever is in it.
-_PORTIONS_A_CALL = 4
 _LINE_SEARCHES = ("wolfe", "armijo")
 
 
@@ -122,7 +120,7 @@ class SandblasterStrategy(DistributedStrategy):
                 f"{method!r}, line_search={line_search!r}."
             )
         cluster = resolve(cluster)
-        exchange = OncePerEvaluation(at_once=_PORTIONS_A_CALL if cluster.runs_pipelines else 1)
+        exchange = OncePerEvaluation(at_once=cluster.batches_a_call)
         super().__init__(cluster, Algorithm(SumGradient(), exchange, AddUp()))
         objective = Objective(self)
         self._optimizers.objective = objective
