@@ -9,7 +9,13 @@ from scipy import optimize
 
 from tests.algorithms import batch_twin
 from tf_dsgd.algorithms import directions
-from tf_dsgd.algorithms.batch_methods import NO_STEP, STEPPED, BatchMethod, Settings
+from tf_dsgd.algorithms.batch_methods import (
+    NO_STEP,
+    STEPPED,
+    BatchMethod,
+    Evaluated,
+    Settings,
+)
 
 START = [-1.2, 1.0, 0.7]
 
@@ -234,3 +240,75 @@ def test_the_loss_tolerance_is_relative_above_1(scale):
     assert last.is_last and "loss_tolerance" in last.reason
     assert fell[-1] <= bound[-1] * (1 + 1e-3)
     assert all(f > b * (1 - 1e-3) for f, b in zip(fell[:-1], bound[:-1], strict=True))
+
+
+class Aims(batch_twin.Arrays):
+    """Takes down the directions' coefficients."""
+
+    def __init__(self, rows):
+        super().__init__([0.0], rows)
+        self.aims = []
+
+    def aim(self, coefficients):
+        self.aims.append(coefficients.tolist())
+        super().aim(coefficients)
+
+
+@pytest.mark.parametrize(("noise", "accepted"), [(1e-3, True), (1e-4, False)])
+def test_losses_are_compared_to_within_their_noise(noise, accepted):
+    """Relative to the loss, whose sign does not matter: -99.95 is no higher than -100 +- 0.1."""
+    iterating = BatchMethod(Settings(), noise).iterate(Aims(10))
+    assert next(iterating) is None
+    assert iterating.send(Evaluated(-100.0, 0.0, 1.0)) == 1.0
+    if accepted:
+        with pytest.raises(StopIteration) as ended:
+            iterating.send(Evaluated(-99.95, 0.0, 0.5))
+        assert (ended.value.value.loss, ended.value.value.step) == (-99.95, 1.0)
+    else:
+        assert 0 < iterating.send(Evaluated(-99.95, 0.0, 0.5)) < 1.0
+
+
+def _gone_on(method, dots, **options):
+    """(an iteration that goes on with one pair, its vectors, the method): f = 3 and g'g = 4."""
+    settings = Settings(method=method, history=1, **options)
+    going, vectors = BatchMethod(settings), Aims(1)
+    state = {
+        "scalars": np.array([5, 0, 3.0, -1.0, 4.0, 8.0, -6.0]),  # the last step was 8
+        "pairs": np.array([[0, 8.0, 9.0]]),
+        "dots": np.array(dots),  # of s, y, g
+    }
+    going.check(state)
+    going.restore(state)
+    return going.iterate(vectors), vectors, going
+
+
+def test_a_direction_that_leads_uphill_is_replaced_by_the_steepest_descent():
+    """And with it the step of the one before: 1 / |g|, and not the last one's decrease."""
+    # beta = g'y / (s'y / 8) = 16, and g'd = -4 + 16 / 8 s'g = 6
+    dots = [[1.0, 1.0, 5.0], [1.0, 1.0, 2.0], [5.0, 2.0, 4.0]]
+    iterating, vectors, going = _gone_on("cg-hs", dots)
+    assert next(iterating) == 0.5
+    assert vectors.aims == [[0.0, 0.0, -1.0]]
+    assert len(going.state()["pairs"]) == 0
+    # The same with s'g = 1: g'd = -2, and the step is 8 * -6 / -2.
+    dots[0][2] = dots[2][0] = 1.0
+    iterating, vectors, going = _gone_on("cg-hs", dots)
+    assert next(iterating) == 24.0
+    assert vectors.aims == [[2.0, 0.0, -1.0]]
+    assert len(going.state()["pairs"]) == 1
+
+
+def test_after_a_search_without_a_step_it_begins_anew_along_the_gradient():
+    dots = [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 4.0]]
+    iterating, vectors, going = _gone_on("lbfgs", dots, max_evaluations=2)
+    nothing = Evaluated(np.inf, np.nan, np.nan)
+    assert next(iterating) == 1.0
+    assert iterating.send(nothing) == pytest.approx(0.1)
+    assert iterating.send(nothing) == 0.5  # 1 / |g|
+    assert vectors.aims[1:] == [[0.0, 0.0, -1.0]]
+    vectors.weights, vectors.tried = np.array([1.0]), np.array([1.0])
+    with pytest.raises(StopIteration) as ended:
+        iterating.send(Evaluated(2.0, 0.0, 1.0))
+    got = ended.value.value
+    assert (got.restarts, got.evaluations, got.step, got.number) == (1, 3, 0.5, 6)
+    assert going.state()["pairs"].tolist() == [[0, 0.5, 4.0]]  # the old one is gone

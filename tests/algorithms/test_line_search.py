@@ -109,7 +109,7 @@ def test_bad_beginnings_are_refused():
 
 
 def _cubic_least(a, b):
-    """Where the cubic through two points (step, phi, phi'), of their slopes, is least: by algebra."""
+    """Where the cubic through two points (step, phi, phi'), of their slopes, is least."""
     rows, values = [], []
     for step, loss, slope in (a, b):
         rows += [[step**3, step**2, step, 1.0], [3 * step**2, 2 * step, 1.0, 0.0]]

@@ -5,11 +5,13 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from scipy import optimize
 
 import tf_dsgd
 from tests.algorithms import batch_twin
 from tf_dsgd.algorithms.batch_methods import Settings
+from tf_dsgd.algorithms.sandblaster import products
 
 EXAMPLES, FEATURES, HIDDEN = 45, 3, 2
 ITERATIONS = 10
@@ -216,3 +218,14 @@ def test_round_trips_to_the_shards_do_not_depend_on_the_history(history):
     _fit(_cluster(2, 2), 15, 4, note=note, history=history)
     for (before, _), (after, evaluations) in itertools.pairwise(seen):
         assert after - before == 3 + 2 * evaluations
+
+
+@pytest.mark.parametrize("size", [1, 8192, 8193, 70_001])
+def test_dot_products_are_in_double_precision(size):
+    """Of vectors that are taken in parts as well, the last of which is shorter."""
+    random = np.random.default_rng(size)
+    vectors = [random.standard_normal((size, 1), np.float32) for _ in range(3)]
+    rows = random.standard_normal((10, size, 1), np.float32)
+    found = products([tf.constant(v) for v in vectors], tf.constant(rows))
+    expected = np.stack(vectors).astype(float)[:, :, 0] @ rows.astype(float)[:, :, 0].T
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)

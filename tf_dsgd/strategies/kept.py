@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-MOST_BYTES = 1 << 30
-
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -31,14 +29,12 @@ class Part:
 
 
 class Kept:
-    """All mini-batches of a pass over the data, once one was kept whole.
+    """All mini-batches of a pass over the data, once one was kept whole."""
 
-    Args:
-        most_bytes: if they take more, they are not kept.
-    """
+    most_bytes = 1 << 30
+    """If a pass takes more, it is not kept."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES):
-        self.most_bytes = most_bytes
+    def __init__(self) -> None:
         self.parts: Sequence[Part] | None = None
         """In order; None before a pass was kept whole."""
 
