@@ -25,6 +25,8 @@ import processor_time
 import runs
 
 NEAR = 1e-3
+HIGHER = 1e300
+"""For the loss of a pass that is not an iteration's last one: it counts as a pass."""
 DECAY = 1e-4
 
 
@@ -105,7 +107,8 @@ def by_keras(spec: dict, found: list) -> None:
 
     def note(epoch: int, logs: dict) -> None:
         if batch:
-            value = strategy.last_iteration().loss
+            value, passes = strategy.last_iteration().loss, strategy.last_iteration().evaluations
+            found.extend([(time.perf_counter() - began, HIGHER)] * (passes - 1))
         else:  # metrics of an epoch are of weights that changed; the time of this does not count
             nonlocal began
             before = time.perf_counter()
@@ -208,7 +211,7 @@ def by_processes(spec: dict) -> dict:
     model.fit(x, y, epochs=spec["iterations"], **options)
     seconds = time.perf_counter() - began
     spent = processor_time.spent(before, processor_time.read(pids))
-    number = sum(passes) + 1  # with that of the loss at the beginning
+    number = sum(passes)
     return {
         "parameters": model.count_params(),
         "pass": seconds / number,
