@@ -106,11 +106,11 @@ def by_keras(spec: dict, found: list) -> None:
         model.compile(loss=loss, **optimizer)
 
     def note(epoch: int, logs: dict) -> None:
+        nonlocal began
         if batch:
             value, passes = strategy.last_iteration().loss, strategy.last_iteration().evaluations
             found.extend([(time.perf_counter() - began, HIGHER)] * (passes - 1))
         else:  # metrics of an epoch are of weights that changed; the time of this does not count
-            nonlocal began
             before = time.perf_counter()
             value = model.evaluate(x, y, batch_size=4096, verbose=0)
             began += time.perf_counter() - before
