@@ -46,6 +46,8 @@ class SandblasterStrategy(DistributedStrategy):
     - Where a line search finds nothing, it is tried again along the steepest descent; then, or when
       a tolerance is met, training ends as by `EarlyStopping`, and a line says why. See
       `last_iteration()`.
+    - The mini-batches of a first pass are kept for the next ones, if they take at most 1 GiB; else
+      the data are read in each pass.
     - The compiled optimizer plays no part. Keras's default (`compile` without one) is ignored; any
       other is refused.
     - The same weights must give the same loss: dropout, noise and BatchNormalization in training
