@@ -318,7 +318,7 @@ def test_float16_is_refused():
         model.fit(*_data(), verbose=0)
 
 
-def test_data_that_are_no_whole_are_refused():
+def test_data_that_are_no_whole_are_refused(monkeypatch):
     x, y = _data()
     with pytest.raises(ValueError, match="steps_per_epoch=2"):
         _model(_strategy()).fit(x, y, batch_size=5, steps_per_epoch=2, verbose=0)
@@ -330,8 +330,24 @@ def test_data_that_are_no_whole_are_refused():
         for _ in range(4):  # Keras keeps the first two
             yield x, y
 
+    monkeypatch.setattr(Kept, "most_bytes", x.nbytes)
     with pytest.raises(ValueError, match="a Python generator can be read once"):
         _model(_strategy()).fit(once(), shuffle=False, verbose=0)
+
+
+def test_a_generator_that_fits_is_read_once():
+    x, y = _data()
+
+    def once():
+        for first in range(0, 50, 10):
+            yield x[first : first + 10], y[first : first + 10]
+
+    with pytest.warns(UserWarning, match="ran out of data"):  # Keras, of what it can not count
+        history = _model(_strategy()).fit(once(), epochs=4, shuffle=False, verbose=0)
+    expected = _model(_strategy()).fit(x, y, batch_size=10, epochs=4, verbose=0)
+    np.testing.assert_allclose(
+        history.history["loss"], expected.history["loss"], rtol=1e-3, atol=1e-6
+    )
 
 
 def test_other_loops_are_refused():
