@@ -326,8 +326,8 @@ def iterations_variable(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
 
 
 @contextlib.contextmanager
-def counted_natively(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Within, `optimizer.apply` counts by one operation.
+def counted_natively(optimizer: keras.optimizers.Optimizer, counts: bool) -> Iterator[None]:
+    """Within, `optimizer.apply` counts by one operation, or, without `counts`, by none.
 
     Keras's own `assign_add` reads, then assigns: two that count at once, without a lock, would
     count once.
@@ -335,7 +335,8 @@ def counted_natively(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     counter = optimizer._iterations
 
     def assign_add(value: Any) -> None:
-        counter.value.assign_add(tf.cast(value, counter.value.dtype), read_value=False)
+        if counts:
+            counter.value.assign_add(tf.cast(value, counter.value.dtype), read_value=False)
 
     with method_replaced(counter, "assign_add", assign_add):
         yield

@@ -46,8 +46,9 @@ class LocalRule(abc.ABC):
     sends: str = "gradient"
     """`"gradient"`: the step's gradients are given to `step`. `"update"`: the compiled optimizer
     runs on the worker, with slots of its own, and `step` is called after it with no gradients.
-    `"state"`: the same; and `sends_statistics` and `sends_slots` add to `weights` what layers and
-    the optimizer keep, as far as it is of floats."""
+    `"state"`: the same, but with those of the first weights, where workers have no copies of them;
+    and `sends_statistics` and `sends_slots` add to `weights` what layers and the optimizer keep, as
+    far as it is of floats."""
 
     sends_statistics: bool = False
     sends_slots: bool = False

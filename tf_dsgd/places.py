@@ -30,6 +30,9 @@ class Place(Protocol):
     def is_sparse(self, index: int) -> bool:
         """Whether weight `index` gets its gradients as `tf.IndexedSlices`."""
 
+    def is_copied(self, index: int) -> bool:
+        """Whether workers have copies of weight `index`: not of a table that is split by rows."""
+
 
 class Worker(Place, Protocol):
     """What a rule sees of one worker."""
@@ -110,6 +113,12 @@ class Shard(Place, Protocol):
 
         `message` is what brought the gradients, for optimizers that correct them for its delay;
         None where they are of several messages.
+        """
+
+    def update_tables(self, gradients: Sequence[Gradient]) -> None:
+        """The compiled optimizer's update of what workers have no copies of, where they run it.
+
+        `gradients` are those of these weights, in order. It does not count in `iterations`.
         """
 
     def holding_rows(self, tensors: Sequence[Gradient], body: Callable[[], None]) -> None:

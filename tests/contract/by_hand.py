@@ -27,5 +27,8 @@ class Place:
     def is_sparse(self, index):
         return False
 
+    def is_copied(self, index):
+        return True
+
     def rows(self, index):
         return self._first, self.weights[index].shape[0]

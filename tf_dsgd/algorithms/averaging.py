@@ -17,6 +17,12 @@ algorithm 1); n_k = tau for all gives the plain mean of local SGD.
 Other state of layers, and by `slots="average"` what the optimizer keeps, are averaged alike; the
 outer optimizer is for the trainable weights alone. BatchNorm's moving statistics are averaged so
 that each mini-batch counts as it would in one process; see `tf_dsgd.engine.statistics`.
+
+Of what workers have no copies of, they send the sum of the gradients since the last average, and
+the shard steps on each message as it comes (half-synchronous: Lian et al., KDD 2022):
+
+    worker k:  accrued <- accrued + g;     send accrued with w_k
+    shard:     t <- optimizer(t, accrued)  at each message, before the others have sent
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_dsgd import algorithm, arithmetic, checks
+from tf_dsgd.accumulators import Accumulator
 from tf_dsgd.arithmetic import Gradient
 
 
@@ -53,16 +60,25 @@ class SendWeights(algorithm.LocalRule):
         return self.slots != "local"
 
     def step(self, worker: algorithm.Worker, gradients: Sequence[Gradient]) -> None:
-        """Nothing: the optimizer has already changed the worker's weights."""
+        """The optimizer has already changed what the worker has copies of."""
+        for i, gradient in enumerate(gradients):
+            _accrued(worker, i).add(gradient)
 
     def message(self, worker: algorithm.Worker) -> list[Gradient]:
-        return [tf.identity(weight.read_value()) for weight in worker.weights]
+        return [
+            tf.identity(weight.read_value()) if worker.is_copied(i) else _accrued(worker, i).take()
+            for i, weight in enumerate(worker.weights)
+        ]
 
     def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
         for weight, value in zip(worker.weights, values, strict=True):
-            weight.assign(value, read_value=False)
+            arithmetic.write(weight, value)
         if self.slots == "reset":
             worker.reset_optimizer()
+
+
+def _accrued(worker: algorithm.Worker, index: int) -> Accumulator:
+    return Accumulator(worker, "accrued", index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +157,13 @@ class WeightedMean(algorithm.ServerRule):
 
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         share = tf.cast(message.steps, tf.float32)
-        for total, sent in zip(_sums(shard), message.tensors, strict=True):
-            arithmetic.descend(total, -share, sent)
+        tables = []
+        for i, sent in enumerate(message.tensors):
+            if shard.is_copied(i):
+                arithmetic.descend(_sum(shard, i), -share, sent)
+            else:
+                tables.append(sent)
+        shard.update_tables(tables)
         shard.counter("collected_steps").assign_add(message.steps, read_value=False)
         arithmetic.set_row(_in_it(shard), message.worker, True)
         return False
@@ -156,8 +177,8 @@ class WeightedMean(algorithm.ServerRule):
         return tf.cond(some, lambda: _average(shard), lambda: False)
 
 
-def _sums(shard: algorithm.Shard) -> list[tf.Variable]:
-    return [shard.cell("sum", i) for i in range(len(shard.weights))]
+def _sum(shard: algorithm.Shard, index: int) -> tf.Variable:
+    return shard.cell("sum", index)
 
 
 def _in_it(shard: algorithm.Shard) -> tf.Variable:
@@ -168,7 +189,9 @@ def _average(shard: algorithm.Shard) -> bool:
     steps = shard.counter("collected_steps")
     count = tf.identity(steps.read_value())
     differences = []
-    for i, (weight, total) in enumerate(zip(shard.weights, _sums(shard), strict=True)):
+    averaged = [i for i in range(len(shard.weights)) if shard.is_copied(i)]
+    for i in averaged:
+        weight, total = shard.weights[i], _sum(shard, i)
         mean = total.read_value() / tf.cast(count, total.dtype)
         if shard.has_optimizer and shard.is_trained(i):
             differences.append(weight.read_value() - mean)
@@ -177,7 +200,7 @@ def _average(shard: algorithm.Shard) -> bool:
     if shard.has_optimizer:
         shard.optimize(differences)
     shard.average_statistics()
-    for total in _sums(shard):
+    for total in (_sum(shard, i) for i in averaged):
         total.assign(tf.zeros_like(total), read_value=False)
     _in_it(shard).assign(tf.zeros([shard.num_workers], tf.bool), read_value=False)
     shard.count_updates(iterations_in(shard, count, shard.steps - count))

@@ -15,7 +15,10 @@ class Step(Protocol):
     """A user's step as an engine needs it: traced for a worker, with its weights and state."""
 
     function: Any
-    """Concrete function: a batch to (outputs, gradients)."""
+    """Concrete function: a batch to (outputs, gradients).
+
+    Where workers run the optimizer the gradients are of tables that are split, which come first.
+    """
     compiled: bool
     """Whether XLA compiles it."""
     outputs: list[tf.TensorSpec]
@@ -48,6 +51,9 @@ class Step(Protocol):
         self, shard: int, gradients: Sequence[Gradient], scale: Any, message: Message | None
     ) -> None:
         """The compiled optimizer's update of a shard's weights, traced there."""
+
+    def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
+        """The compiled optimizer's update of a shard's tables, where workers run it otherwise."""
 
     def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
         """The compiled optimizer remembers what `worker` fetches: of some weights only `rows`."""

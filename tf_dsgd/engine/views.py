@@ -62,6 +62,9 @@ class WorkerView:
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[index]
 
+    def is_copied(self, index: int) -> bool:
+        return bool(self._program.step.weights[index].copied)
+
     def rate(self, index: int) -> tf.Tensor:
         return self._program.step.rate(index)
 
@@ -120,6 +123,9 @@ class ShardView:
     def is_sparse(self, index: int) -> bool:
         return self._program.step.sparse[self._numbers[index]]
 
+    def is_copied(self, index: int) -> bool:
+        return bool(self._mine[index].copied)
+
     def rows(self, index: int) -> tuple[int, int]:
         return 0, self._mine[index].shape[0]
 
@@ -135,6 +141,9 @@ class ShardView:
     ) -> None:
         self._program.step.optimize(self.index, gradients, scale, message)
         self.note_rows(gradients)
+
+    def update_tables(self, gradients: Sequence[Gradient]) -> None:
+        self._program.step.update_tables(self.index, gradients)
 
     def holding_rows(self, tensors: Sequence[Gradient], body: Callable[[], None]) -> None:
         rows = {i: t.indices for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)}

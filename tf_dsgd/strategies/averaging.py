@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -16,6 +16,8 @@ from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.parts import model_parallel as model_parallels
 from tf_dsgd.strategies.parts import replica_parts
 from tf_dsgd.strategies.parts.model_parallel import ModelParallel
+from tf_dsgd.strategies.rows.splitting import Patterns
+from tf_dsgd.strategies.rows.tables import Rows
 
 _POLICIES = ("average", "local", "reset")
 
@@ -115,17 +117,22 @@ class PeriodicAveragingStrategy(DistributedStrategy):
         average_every: int | Callable[[int], int] = 16,
         optimizer_state: str = "average",
         outer_optimizer: keras.optimizers.Optimizer | None = None,
+        sparse: str = "dense",
+        placement: Mapping[str, Rows] | str | None = None,
         model_parallel: ModelParallel | None = None,
     ):
         one_of("optimizer_state", optimizer_state, _POLICIES)
         _check_outer(outer_optimizer)
-        cluster = model_parallels.checked(model_parallel, cluster)
+        split, lazy = Patterns(placement), _is_lazy(sparse, placement)
+        cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(
             cluster,
             Algorithm(SendWeights(optimizer_state), _exchange(average_every), WeightedMean()),
             outer_optimizer,
         )
         replica_parts.use(self, model_parallel)
+        self.placement.split = split
+        self._optimizers.lazy = lazy
         outer = self._optimizers.for_shards
         if isinstance(outer, BlockMomentum):
             outer.for_workers(self.num_workers)
@@ -143,6 +150,17 @@ def _exchange(average_every: Any) -> Together:
         return exchange
     every = positive_int("average_every", average_every)
     return Together(every, every)
+
+
+def _is_lazy(sparse: Any, placement: Any) -> bool:
+    lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
+    if lazy and not placement:
+        raise ValueError(
+            'sparse="lazy" is for tables that shards train, which are those of `placement`: workers '
+            "run the compiled optimizer on all others, as plain Keras does. Give a placement, or "
+            f"leave it out. Received: sparse={sparse!r}, placement={placement!r}."
+        )
+    return lazy
 
 
 def _check_outer(optimizer: Any) -> None:

@@ -12,14 +12,18 @@ note of its arguments instead. Two things happen on the worker:
   a message, or, for `global_clipnorm`, when a message goes to several shards, none of which knows
   the norm of the whole; the shard then does not clip again. Under gradient accumulation Keras
   clips what was accumulated, and so does the shard.
+
+Where workers run the compiled optimizer, they do so on what they have copies of. Of tables that
+are split by rows they have none: there `apply` is divided, and the shards run the tables' part.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -44,6 +48,8 @@ class Application:
     """As the user's step passed them: Keras variables, or the optimizer's own list."""
     gradients: list[Gradient]
     clipped: bool = False
+    counts: bool = True
+    """Whether it is an update in `optimizer.iterations`."""
     weights: list[Any] = dataclasses.field(default_factory=list)
     """The strategy's variables behind them, or, of a table that is split, its parts."""
 
@@ -73,12 +79,16 @@ class Application:
                 stack.enter_context(_no_clipping(self.inner))
             stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
             stack.enter_context(by_rows(self.inner, lazy))
-            stack.enter_context(_tf.counted_natively(self.inner))
+            stack.enter_context(_tf.counted_natively(self.inner, self.counts))
             self.optimizer.apply(gradients, list(variables))
 
 
 def _behind(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _is_split(variable: Any) -> bool:
+    return isinstance(_behind(variable), SplitTable)
 
 
 def _split(application: Application) -> Application:
@@ -183,6 +193,56 @@ class Optimizers:
                     stack.enter_context(self.objective.noting(optimizer))
             yield applications
 
+    @contextlib.contextmanager
+    def divided(self) -> Iterator[list[Application]]:
+        """Within, `optimizer.apply` leaves out tables that are split, and is Keras's for all else.
+
+        What is left to do with the tables is in the list that is given, for the shards.
+        """
+        applications: list[Application] = []
+        with contextlib.ExitStack() as stack:
+            for optimizer in list(self._known):
+                apply = functools.partial(
+                    _apply_divided, optimizer, optimizer.apply, applications, self.lazy
+                )
+                stack.enter_context(_tf.method_replaced(optimizer, "apply", apply))
+            yield applications
+
+
+def _apply_divided(
+    optimizer: Any,
+    plain: Callable[..., None],
+    applications: list[Application],
+    lazy: bool,
+    gradients: Any,
+    variables: Any = None,
+) -> None:
+    known = _tf.built_variables(optimizer) if variables is None and optimizer.built else variables
+    if not any(_is_split(v) for v in known or ()):
+        plain(gradients, variables)
+        return
+    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if g is not None]
+    if hasattr(optimizer, "inner_optimizer"):
+        raise ValueError(
+            f"The table {_behind(next(v for v in known if _is_split(v))).name!r} is split by "
+            f"rows, and {type(optimizer).__name__} skips a step whose gradients are not finite: "
+            "workers, which step on all else, and shards, which step on the table, would come to "
+            "different decisions. Use the dtype policy mixed_bfloat16, which needs no loss scale, "
+            "or DownpourStrategy."
+        )
+    if not optimizer.built:
+        optimizer.build(list(known))
+    tables = [(g, v) for g, v in pairs if _is_split(v)]
+    others = [(g, v) for g, v in pairs if not _is_split(v)]
+    if tables:
+        noted = _noted(optimizer, *zip(*tables, strict=True), True, False, lazy)
+        applications.append(dataclasses.replace(noted, counts=False))
+    if others:
+        with _tf.restricted(optimizer, lambda v: not _is_split(v)):
+            plain([g for g, _ in others], [v for _, v in others])
+    else:
+        _tf.iterations_variable(optimizer).assign_add(1, read_value=False)
+
 
 def _noted(
     optimizer: Any, gradients: Any, variables: Any, clip: bool, in_parts: bool, lazy: bool
@@ -219,7 +279,7 @@ def _noted(
             f"ps task, or clipnorm. Received: global_clipnorm={inner.global_clipnorm}, "
             f"gradient_accumulation_steps={inner.gradient_accumulation_steps}."
         )
-    tables = [v for v in application.variables if isinstance(_behind(v), SplitTable)]
+    tables = [v for v in application.variables if _is_split(v)]
     for variable in tables:
         check_split(inner, variable, lazy)
     clip = clip or bool(tables) or (in_parts and inner.global_clipnorm is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tf_dsgd import checks
 from tf_dsgd._requirements import installed
 from tf_dsgd.algorithm import Codec
+from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
@@ -255,3 +257,62 @@ def of_two_scopes(model: keras.Model) -> ValueError:
         f"The model {model.name!r} {where} Make and compile it inside the same "
         "`with strategy.scope():`."
     )
+
+
+def check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
+    """Refuses gradients that were computed in a graph inside that of the step."""
+    for gradient in gradients:
+        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        if getattr(tensor, "graph", graph) is not graph:
+            raise ValueError(
+                "optimizer.apply was called inside tf.cond, a loop or a nested tf.function, where "
+                "its gradients cannot be taken out. Call it at the top level of the step; to skip "
+                "a step, make the gradients zero."
+            )
+
+
+def warn_of_order(applications: Sequence[Application]) -> None:
+    """Says what several updates of one step become where shards make them."""
+    if len(applications) > 1:
+        warnings.warn(
+            f"The step applies gradients {len(applications)} times. All of them are computed on "
+            "the weights that the worker has at the beginning of the step, and applied together "
+            "on the shard. Where one must see the other's update (as in a GAN's step), use "
+            "local_rule='optimizer'.",
+            stacklevel=2,
+        )
+
+
+def check_foreign(graph: Any) -> None:
+    """Refuses writes to variables of nobody's: workers would overwrite each other's."""
+    names = {id(v.handle): v.name for v in graph.variables if not isinstance(v, ReplicaVariable)}
+    for outside, inside in graph.captures:
+        written = any(
+            op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers()
+        )
+        if written and id(outside) in names:
+            raise ValueError(
+                f"The step changes the variable {names[id(outside)]!r}, which was created outside "
+                "this strategy's scope: a metric or a layer. Create metrics, layers and the "
+                "model inside `with strategy.scope():`."
+            )
+
+
+def check_averaged(weights: Sequence[Any], tables: Sequence[Part]) -> None:
+    """Refuses a step of which tables that are split are all that is trained."""
+    if tables and not weights:
+        raise ValueError(
+            f"All that the step trains is split by rows (as {tables[0].table.name!r}), so that no "
+            "worker has anything to average. Use tf_dsgd.DownpourStrategy, which takes the same "
+            "`placement`."
+        )
+
+
+def check_owner(weights: Sequence[Any], strategy: Any) -> None:
+    """Refuses weights that are no strategy's, or another one's."""
+    for variable in weights:
+        if getattr(variable, "distribute_strategy", None) is not strategy:
+            raise ValueError(
+                f"The trainable variable {variable.name!r} was not created in this strategy's "
+                "scope. Create the model, and its optimizer, inside `with strategy.scope():`."
+            )

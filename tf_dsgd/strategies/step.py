@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +22,13 @@ from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import (
     check_added_to,
     check_adds,
+    check_averaged,
     check_codec,
     check_codec_of_changes,
+    check_foreign,
+    check_graph,
+    check_owner,
+    warn_of_order,
 )
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.rows.tables import Part
@@ -100,12 +104,14 @@ class TracedStep:
                 with self._optimizers.captured(self._clip, self._in_parts) as applications:
                     outputs = call(batch)
                 gradients = [g for a in applications for g in a.gradients]
-                _check_graph(gradients, graph)
+                check_graph(gradients, graph)
                 if self._optimizers.objective is not None and applications:
                     gradients = self._optimizers.objective.add(batch, gradients)
             else:
-                applications, gradients = [], []
-                outputs = call(batch)
+                with self._optimizers.divided() as applications:
+                    outputs = call(batch)
+                gradients = [g for a in applications for g in a.gradients]
+                check_graph(gradients, graph)
             self._steps.assign_add(1)
             box["applications"] = applications
             box["structure"] = outputs
@@ -125,6 +131,8 @@ class TracedStep:
                 if isinstance(variable, ReplicaVariable):
                     variable.kind = Kind.CONTROL
         self.applications: list[Application] = box["applications"]
+        self._of_tables: list[Application] = []
+        """What shards apply to tables, where workers run the optimizer on all else."""
         self._structure = box["structure"]
         self.metrics = self._metrics_shown()
         outputs = [] if self.metrics else self.function.structured_outputs[0]
@@ -132,19 +140,23 @@ class TracedStep:
         gradients = self.function.structured_outputs[1]
         if self.sends == "gradient":
             self.weights = [v for a in self.applications for v in a.weights]
-            _warn_of_order(self.applications)
-            _check_owner(self.weights, self._steps.distribute_strategy)
+            warn_of_order(self.applications)
+            check_owner(self.weights, self._steps.distribute_strategy)
             self.sparse = [isinstance(g, tf.IndexedSlices) for g in gradients]
         else:
+            self._of_tables, self.applications = self.applications, []
             self.weights = [v for v in self._worker.written.values() if v.kind is Kind.WEIGHT]
+            tables = [part for a in self._of_tables for part in a.weights]
+            check_averaged(self.weights, tables)
             self._keep_optimizers_state()
-            self.sparse = [False] * len(self.weights)
+            self.weights = [*tables, *self.weights]
+            self.sparse = [not v.copied for v in self.weights]
         self._check_written()
         if self._optimizers.objective is not None and self.applications:
             check_compiled(self._model, self.applications)
             check_repeatable(self._model, self._worker.written.values(), self.function.graph)
         self._check_tables()
-        _check_foreign(self.function.graph)
+        check_foreign(self.function.graph)
 
     def _metrics_shown(self) -> list[ReplicaVariable]:
         """Variables of the model's metrics, if the step's outputs are those metrics' results."""
@@ -285,6 +297,11 @@ class TracedStep:
         with applying(None if message is None else _delay_of(message)):
             self._optimize(shard, gradients, scale)
 
+    def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
+        """Traces the compiled optimizer's update of one shard's tables, where workers run it."""
+        for application, part, variables in self._parts(gradients, shard, self._of_tables):
+            application.apply(part, variables, shard, self._optimizers.lazy)
+
     def remember(self, shard: int, worker: tf.Tensor, rows: Mapping[int, tf.Tensor]) -> None:
         """Traces that optimizers remember what a worker fetches from one shard."""
         if not self.applications:  # the optimizer runs on the workers
@@ -313,12 +330,15 @@ class TracedStep:
                 application.apply(part, variables, shard, self._optimizers.lazy)
 
     def _parts(
-        self, gradients: Sequence[Gradient], shard: int | None = None
+        self,
+        gradients: Sequence[Gradient],
+        shard: int | None = None,
+        applications: Sequence[Application] | None = None,
     ) -> list[tuple[Application, list[Gradient], list[Any]]]:
         """(application, its gradients, its variables), on all shards or on one."""
         rest = iter(gradients)
         parts = []
-        for application in self.applications:
+        for application in self.applications if applications is None else applications:
             variables = [
                 v
                 for v, weight in zip(application.variables, application.weights, strict=True)
@@ -438,52 +458,6 @@ def _int64_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(
         gradient.values, tf.cast(gradient.indices, tf.int64), gradient.dense_shape
     )
-
-
-def _check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
-    for gradient in gradients:
-        tensor = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-        if getattr(tensor, "graph", graph) is not graph:
-            raise ValueError(
-                "optimizer.apply was called inside tf.cond, a loop or a nested tf.function, where "
-                "its gradients cannot be taken out. Call it at the top level of the step; to skip "
-                "a step, make the gradients zero."
-            )
-
-
-def _warn_of_order(applications: Sequence[Application]) -> None:
-    if len(applications) > 1:
-        warnings.warn(
-            f"The step applies gradients {len(applications)} times. All of them are computed on "
-            "the weights that the worker has at the beginning of the step, and applied together "
-            "on the shard. Where one must see the other's update (as in a GAN's step), use "
-            "local_rule='optimizer'.",
-            stacklevel=2,
-        )
-
-
-def _check_foreign(graph: Any) -> None:
-    """Refuses writes to variables of nobody's: workers would overwrite each other's."""
-    names = {id(v.handle): v.name for v in graph.variables if not isinstance(v, ReplicaVariable)}
-    for outside, inside in graph.captures:
-        written = any(
-            op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers()
-        )
-        if written and id(outside) in names:
-            raise ValueError(
-                f"The step changes the variable {names[id(outside)]!r}, which was created outside "
-                "this strategy's scope: a metric or a layer. Create metrics, layers and the "
-                "model inside `with strategy.scope():`."
-            )
-
-
-def _check_owner(weights: Sequence[Any], strategy: Any) -> None:
-    for variable in weights:
-        if getattr(variable, "distribute_strategy", None) is not strategy:
-            raise ValueError(
-                f"The trainable variable {variable.name!r} was not created in this strategy's "
-                "scope. Create the model, and its optimizer, inside `with strategy.scope():`."
-            )
 
 
 def is_train_step(fn: Callable[..., Any]) -> bool:
