@@ -1,5 +1,6 @@
 """Tables split by rows, beside the same tables whole, NumPy, and plain Keras."""
 
+import functools
 import re
 
 import keras
@@ -45,6 +46,17 @@ def local(workers=1):
 
 def simulated(workers=1):
     return tf_dsgd.SimulatedCluster(workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=4)
+
+
+BOTH = pytest.mark.parametrize(
+    "strategy_of",
+    [
+        tf_dsgd.DownpourStrategy,
+        functools.partial(tf_dsgd.PeriodicAveragingStrategy, average_every=2),
+    ],
+    ids=["downpour", "averaging"],
+)
+"""Who has the compiled optimizer on shards, and who has it on workers, but for tables."""
 
 
 # -- training ---------------------------------------------------------------------------------
@@ -180,9 +192,10 @@ def test_longer_periods_send_the_sum_of_rows_by_hand():
     np.testing.assert_allclose(built.get_weights()[0], rows, rtol=2e-5, atol=2e-6)
 
 
-def test_no_operation_of_the_whole_table_is_in_a_round():
+@BOTH
+def test_no_operation_of_the_whole_table_is_in_a_round(strategy_of):
     """Neither on the worker, nor on the shard: what is read and written of 7,919 rows are some."""
-    strategy = tf_dsgd.DownpourStrategy(local(), sparse="lazy", placement=SPLIT)
+    strategy = strategy_of(local(), sparse="lazy", placement=SPLIT)
     with strategy.scope():
         inputs = keras.Input((3,), dtype="int32")
         rows = keras.layers.Embedding(7919, WIDTH, name="table")(inputs)
@@ -208,8 +221,9 @@ def _inner(graph):
                 yield from _inner(getattr(operation, name))
 
 
-def test_a_model_is_saved_and_loaded_anywhere(tmp_path):
-    strategy = tf_dsgd.DownpourStrategy(local(2), placement=SPLIT)
+@BOTH
+def test_a_model_is_saved_and_loaded_anywhere(strategy_of, tmp_path):
+    strategy = strategy_of(local(2), placement=SPLIT)
     with strategy.scope():
         built = model(keras.optimizers.Adagrad(0.1))
     built.fit(ids(), targets(), batch_size=4, verbose=0)
@@ -231,7 +245,8 @@ def test_a_model_is_saved_and_loaded_anywhere(tmp_path):
     assert built.get_layer("table").embeddings.numpy().min() == 1.0
 
 
-def test_resumed_is_uninterrupted(tmp_path):
+@BOTH
+def test_resumed_is_uninterrupted(strategy_of, tmp_path):
     class Breaks(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             if epoch == 2:
@@ -239,7 +254,7 @@ def test_resumed_is_uninterrupted(tmp_path):
 
     def trained(*callbacks):
         keras.utils.set_random_seed(5)
-        strategy = tf_dsgd.DownpourStrategy(simulated(2), sparse="lazy", placement=SPLIT)
+        strategy = strategy_of(simulated(2), sparse="lazy", placement=SPLIT)
         with strategy.scope():
             built = model(keras.optimizers.Adam(0.05))
         built.fit(ids(), targets(), batch_size=4, epochs=3, verbose=0, callbacks=callbacks)

@@ -61,7 +61,14 @@ class PeriodicAveragingStrategy(DistributedStrategy):
       that reads weights at every batch averages at every batch.
     - `strategy.updates` counts averages; staleness is 0 but for a worker that joins in mid-round.
     - Clipping, weight decay, EMA, constraints, accumulation: all in the compiled optimizer, on
-      the worker. Embeddings are averaged whole.
+      the worker. Embeddings are averaged whole, but for those of `placement`.
+    - Tables of `placement` are not averaged: training is half-synchronous. A worker reads the rows
+      of each mini-batch from their shards, and sends the sum of their gradients together with its
+      weights. The shard runs the compiled optimizer on these rows as each message comes, and waits
+      with the mean of all else. So a period of 1 sends rows at every mini-batch, and a longer one
+      keeps them back as long. There is one set of slots of a table, on its shards, whatever
+      `optimizer_state` says. A message counts once, and whole: what a lost worker had not sent is
+      not in the tables either, and its mini-batches go to others.
     - A worker that raises ends `fit` with its error. On a `TFCluster` a lost worker is not waited
       for: the mean is over the others, its unfinished batches go to them, and when it comes back it
       begins with the weights of that moment (under `"local"`, with the mean state).
@@ -82,6 +89,11 @@ class PeriodicAveragingStrategy(DistributedStrategy):
             `keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)`, with AdamW compiled and
             `optimizer_state="local"`, is DiLoCo; `SGD(1.0)` is the plain mean. It is copied: see
             `strategy.outer_optimizer`. Its schedules follow mini-batches, too.
+        sparse: what an update does with rows of such a table that have no gradient; as of
+            `DownpourStrategy`. Under Adagrad, and SGD without momentum, `"dense"` and `"lazy"` are
+            the same numbers; all others need `"lazy"`. Tables that are averaged do not go by it.
+        placement: which tables are split by rows over the shards, as of `DownpourStrategy`; None:
+            all are averaged. Not with `LossScaleOptimizer`.
         model_parallel: which layers are on which of each worker's devices, a
             `tf_dsgd.ModelParallel`, on a cluster with `devices_per_worker`, or a `TFCluster` with
             `tasks_per_worker`; None: each worker has one device.
@@ -95,7 +107,8 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     References: Stich, Local SGD converges fast and communicates little, ICLR 2019, algorithm 1;
     McMahan et al., AISTATS 2017, algorithm 1 (the mean by work); Lin, Stich, Patel, Jaggi, Don't
     use large mini-batches, use local SGD, ICLR 2020 (post-local SGD); Chen, Huo, ICASSP 2016
-    (BMUF); Douillard et al., DiLoCo, arXiv:2311.08105, algorithm 1.
+    (BMUF); Douillard et al., DiLoCo, arXiv:2311.08105, algorithm 1; Lian et al., Persia, KDD 2022
+    (tables asynchronous, all else synchronous).
 
     Example:
 
@@ -156,8 +169,8 @@ def _is_lazy(sparse: Any, placement: Any) -> bool:
     lazy = one_of("sparse", sparse, ("dense", "lazy")) == "lazy"
     if lazy and not placement:
         raise ValueError(
-            'sparse="lazy" is for tables that shards train, which are those of `placement`: workers '
-            "run the compiled optimizer on all others, as plain Keras does. Give a placement, or "
+            'sparse="lazy" is for tables that shards train, which are those of `placement`; on all '
+            "others workers run the compiled optimizer, as plain Keras does. Give a placement, or "
             f"leave it out. Received: sparse={sparse!r}, placement={placement!r}."
         )
     return lazy

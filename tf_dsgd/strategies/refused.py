@@ -57,6 +57,12 @@ def check_arguments(
             "tf_dsgd.DownpourStrategy, SoftsyncStrategy, PeriodicAveragingStrategy or "
             f"ElasticAveragingStrategy. Received: model_parallel={given['model_parallel']!r}."
         )
+    if "placement" in given and "placement" not in taken and not open_ended:
+        raise TypeError(
+            f"{name} has no argument 'placement': each of its workers has all weights, tables as "
+            "well. Use tf_dsgd.DownpourStrategy, SoftsyncStrategy, PeriodicAveragingStrategy or "
+            f"HogwildStrategy. Received: placement={given['placement']!r}."
+        )
     checks.call(strategy, by_place, given, examples=_EXAMPLES)
 
 
