@@ -5,12 +5,13 @@
     python benchmarks/recommender.py --rows 1e4,1e7 --live 10000 --only split
 
 Two tables of `--rows` x 32, mini-batches of 1,024, ids by Zipf's law (recommender_task.py). The
-group `cluster` has processes, two workers and two ps: ours with tables split by rows (`Rows`), ours
-with each table whole on one ps, and tf_keras's ParameterServerStrategy with tables in two shards.
-The group `local` is one process: ours on two threads, Keras's `fit`, and TensorFlow alone. A period
-is `push_every`, `fetch_every` and `steps_per_execution` of ours, and `steps_per_execution` of all
-others. Adam is ours with `sparse="lazy"`, and so is TensorFlow's alone. Keras's Adagrad and Adam
-and tf_keras's Adam change all rows at each step, and are measured on fewer mini-batches.
+group `cluster` has processes, two workers and two ps: ours with tables split by rows (`Rows`), by
+Downpour and half-synchronous (all else is averaged), ours with each table whole on one ps, and
+tf_keras's ParameterServerStrategy with tables in two shards. The group `local` is one process: ours
+on two threads, Keras's `fit`, and TensorFlow alone. A period is `push_every`, `fetch_every` (or
+`average_every`) and `steps_per_execution` of ours, and `steps_per_execution` of all others. Adam is
+ours with `sparse="lazy"`, and so is TensorFlow's alone. Keras's Adagrad and Adam and tf_keras's
+Adam change all rows at each step, and are measured on fewer mini-batches.
 
 Contenders of one table of results run one after the other, and a ratio is taken between two runs of
 one repetition. One that needs more memory than the machine has free is left out, and so is tf_keras
@@ -56,13 +57,18 @@ class Kind:
 
 SPLIT = Kind("ours, split", "split", True, 5, 1.0)
 WHOLE = Kind("ours, not split", "unsplit", True, 5, 7.0)
+HALF = Kind("ours, half-synchronous", "half", True, 5, 1.0)
 PSS = Kind("tf_keras ParameterServerStrategy", "parameter_server", False, 5, 2.5, ("adam",))
 THREADS = Kind("ours, split, two threads", "split", False, 1, 1.0)
+HALF_THREADS = Kind("ours, half-synchronous, two threads", "half", False, 1, 1.0)
 WHOLE_THREADS = Kind("ours, not split, two threads", "unsplit", False, 1, 4.0)
 PLAIN = Kind("plain fit", "plain", False, 1, 2.5, ("adagrad", "adam"))
 BARE = Kind("TensorFlow alone", "bare", False, 1, 2.0)
 
-GROUP_KINDS = {"cluster": (SPLIT, WHOLE, PSS), "local": (THREADS, WHOLE_THREADS, PLAIN, BARE)}
+GROUP_KINDS = {
+    "cluster": (SPLIT, HALF, WHOLE, PSS),
+    "local": (THREADS, HALF_THREADS, WHOLE_THREADS, PLAIN, BARE),
+}
 BESIDE = {"cluster": PSS, "local": BARE}
 SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}
 

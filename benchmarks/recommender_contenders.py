@@ -27,19 +27,23 @@ PS = 2
 
 
 def ours(spec: task.Spec) -> dict:
-    """`fit` under Downpour, on the launcher's processes or on threads."""
+    """`fit` under Downpour or half-synchronous, on the launcher's processes or on threads."""
     import keras
 
     import tf_dsgd
 
     launched = "TF_CONFIG" in os.environ
-    strategy = tf_dsgd.DownpourStrategy(
-        None if launched else tf_dsgd.LocalCluster(spec.workers),
-        push_every=spec.period,
-        fetch_every=spec.period,
-        sparse="lazy" if spec.optimizer == "adam" else "dense",
-        placement=None if spec.kind == "unsplit" else {"(users|items)/.*": tf_dsgd.Rows()},
-    )
+    cluster = None if launched else tf_dsgd.LocalCluster(spec.workers)
+    rows = {
+        "sparse": "lazy" if spec.optimizer == "adam" else "dense",
+        "placement": None if spec.kind == "unsplit" else {"(users|items)/.*": tf_dsgd.Rows()},
+    }
+    if spec.kind == "half":
+        strategy = tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=spec.period, **rows)
+    else:
+        strategy = tf_dsgd.DownpourStrategy(
+            cluster, push_every=spec.period, fetch_every=spec.period, **rows
+        )
     with strategy.scope():
         model = task.build_model(keras, spec)
     meter = task.Meter(processor_time.of_cluster())
@@ -183,6 +187,7 @@ def parameter_server(spec: task.Spec) -> dict:
 KINDS = {
     "split": ours,
     "unsplit": ours,
+    "half": ours,
     "unread": unread,
     "plain": plain,
     "bare": bare,

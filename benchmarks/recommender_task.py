@@ -27,14 +27,15 @@ class Spec:
     """What to run."""
 
     kind: str = "split"
-    """`split`, `unsplit`, `unread`: ours; `plain`: Keras's `fit`; `bare`: TensorFlow alone;
+    """`split`, `unsplit`, `half`, `unread`: ours; `plain`: Keras's `fit`; `bare`: TensorFlow alone;
     `parameter_server`: tf_keras."""
     optimizer: str = "adagrad"
     rows: int = 10_000
     live: int = 0
     """So many of the rows occur; 0: all of them may."""
     period: int = 1
-    """`push_every` and `fetch_every`; and `steps_per_execution`, of ours and of all others."""
+    """`push_every` and `fetch_every`, or `average_every`; and `steps_per_execution`, of ours and of
+    all others."""
     steps: int = 200
     """Mini-batches of an epoch."""
     seconds: float = 5.0

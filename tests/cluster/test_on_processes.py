@@ -104,6 +104,10 @@ ONE_WORKER = (
         "equivalence/test_tables",
         "one_worker_is_plain_keras_on_dense_gradients",
     ),
+    *of(
+        "equivalence/test_half_sync",
+        "one_worker_is_plain_keras_on_dense_gradients[adagrad-cluster-average]",
+    ),
     *(f"tests/equivalence/test_jit_compile.py::test_{name}" for name in JIT_COMPILE),
     *of(
         "equivalence/test_periods",

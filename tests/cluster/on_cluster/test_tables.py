@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import psutil
+import pytest
 
 import tf_dsgd
 from tests import faults, helpers
@@ -41,6 +42,40 @@ def test_every_row_on_every_shard_counts_what_named_it():
             assert f"task:{s}" in part.primary.device
             np.testing.assert_array_equal(part.primary.numpy(), want[s::2])
         helpers.assert_ledger_balances(strategy)
+
+
+class Shifted(keras.layers.Layer):
+    """Adds a weight, of which each mini-batch's gradient is -1 as well."""
+
+    def build(self, shape):
+        self.shift = self.add_weight(shape=shape[-1:], initializer="zeros", name="shift")
+
+    def call(self, x):
+        return x + self.shift
+
+
+@pytest.mark.parametrize(("every", "policy"), [(1, "average"), (3, "local")])
+def test_every_row_counts_what_named_it_while_all_else_is_averaged(every, policy):
+    """A row has all gradients that named it; the weight the mean of two workers' 64 steps."""
+    rows = 101
+    strategy = tf_dsgd.PeriodicAveragingStrategy(
+        average_every=every, optimizer_state=policy, placement={"table/.*": tf_dsgd.Rows()}
+    )
+    with strategy.scope():
+        small = model(strategy, rows)
+        built = keras.Model(small.input, Shifted()(small.output))
+        built.compile(keras.optimizers.SGD(1.0), lambda _, y: -keras.ops.sum(y, axis=-1))
+    ids = numbers(rows)
+    built.fit(ids, ids, batch_size=8, epochs=2, verbose=0)
+    named = np.bincount(ids.ravel(), minlength=rows)
+    table, shift = built.get_weights()
+    np.testing.assert_array_equal(table, np.repeat(2.0 * named[:, None] / 8, WIDTH, axis=1))
+    helpers.assert_ledger_balances(strategy, strategy.updates)
+    assert strategy.steps == 64
+    if every == 1:  # each round has one mini-batch of each worker
+        assert strategy.updates == 32
+        np.testing.assert_array_equal(shift, np.full(WIDTH, 32.0))
+    assert int(built.optimizer.iterations) == 32
 
 
 def resident(processes):

@@ -167,26 +167,27 @@ def from_pipelines(strategy, examples):
     return {"x": strategy.distribute_datasets_from_function(dataset_fn), "shuffle": False}
 
 
-def train(
-    push_every,
-    fetch_every,
-    momentum,
-    kills,
-    seed,
-    steps,
+def make_strategy(
+    push_every=1,
+    fetch_every=1,
     local_rule="sgd",
-    pipelines=False,
     split=False,
+    average_every=None,
     worker_timeout_seconds=60.0,
 ):
-    strategy = tf_dsgd.DownpourStrategy(
-        tf_dsgd.TFCluster(worker_timeout_seconds=worker_timeout_seconds),
-        push_every=push_every,
-        fetch_every=fetch_every,
-        local_rule=local_rule,
-        # A row is named once an epoch: its momentum counts, and no other row's may move.
-        **({"placement": {"counters.*/sparse": tf_dsgd.Rows()}, "sparse": "lazy"} if split else {}),
+    """Downpour; or, with `average_every`, workers that average all but the table that is split."""
+    cluster = tf_dsgd.TFCluster(worker_timeout_seconds=worker_timeout_seconds)
+    # A row is named once an epoch: its momentum counts, and no other row's may move.
+    rows = {"placement": {"counters.*/sparse": tf_dsgd.Rows()}, "sparse": "lazy"} if split else {}
+    if average_every is not None:
+        return tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=average_every, **rows)
+    return tf_dsgd.DownpourStrategy(
+        cluster, push_every=push_every, fetch_every=fetch_every, local_rule=local_rule, **rows
     )
+
+
+def train(momentum, kills, seed, steps, pipelines=False, **options):
+    strategy = make_strategy(**options)
     examples = BATCH * steps
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), Counters(examples)])
