@@ -217,11 +217,13 @@ def _apply_divided(
     gradients: Any,
     variables: Any = None,
 ) -> None:
-    known = _tf.built_variables(optimizer) if variables is None and optimizer.built else variables
-    if not any(_is_split(v) for v in known or ()):
+    """What `optimizer.apply` is within `divided`; `plain` is what it is by itself."""
+    gradients = list(gradients)
+    variables = None if variables is None else list(variables)
+    known = variables or (_tf.built_variables(optimizer) if optimizer.built else [])
+    if not any(_is_split(v) for v in known):
         plain(gradients, variables)
         return
-    pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if g is not None]
     if hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
             f"The table {_behind(next(v for v in known if _is_split(v))).name!r} is split by "
@@ -231,17 +233,20 @@ def _apply_divided(
             "or DownpourStrategy."
         )
     if not optimizer.built:
-        optimizer.build(list(known))
-    tables = [(g, v) for g, v in pairs if _is_split(v)]
-    others = [(g, v) for g, v in pairs if not _is_split(v)]
-    if tables:
-        noted = _noted(optimizer, *zip(*tables, strict=True), True, False, lazy)
+        optimizer.build(known)
+    tables, others = (
+        [(g, v) for g, v in zip(gradients, known, strict=True) if _is_split(v) is split]
+        for split in (True, False)
+    )
+    of_tables = [g for g, _ in tables]
+    if any(g is not None for g in of_tables):
+        noted = _noted(optimizer, of_tables, [v for _, v in tables], True, False, lazy)
         applications.append(dataclasses.replace(noted, counts=False))
-    if others:
-        with _tf.restricted(optimizer, lambda v: not _is_split(v)):
-            plain([g for g, _ in others], [v for _, v in others])
-    else:
-        _tf.iterations_variable(optimizer).assign_add(1, read_value=False)
+        if all(g is None for g, _ in others):  # an optimizer of its own, which counts as others do
+            _tf.iterations_variable(optimizer).assign_add(1, read_value=False)
+            return
+    with _tf.restricted(optimizer, lambda v: not _is_split(v)):
+        plain([g for g, _ in others], [v for _, v in others])
 
 
 def _noted(
