@@ -149,6 +149,7 @@ def report(results: list[dict]) -> str:
 def main() -> None:
     parser = setting.arguments(__doc__)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--only", default="", help="ways whose names this expression finds")
     parser.add_argument("--rates", default="0.1,0.2,0.4", help="of Adagrad, by commas")
     parser.add_argument("--seeds", type=int, default=5, help="besides seed 0")
     parser.add_argument("--examples", type=int, default=200_000)
@@ -165,11 +166,12 @@ def main() -> None:
             print(results[-1], flush=True)
             runs.write_json(options.json, {**runs.provenance(), "results": results})
 
-    for way in WAYS:
+    ways = runs.chosen({way.name: way for way in WAYS}, options.only).values()
+    for way in ways:
         for rate in setting.numbers(options.rates, float):
             run(way, rate, 0)
     for seed in range(1, options.seeds + 1):
-        for way in WAYS:
+        for way in ways:
             run(way, chosen(results, way.name) or 0.0, seed)
     setting.finish(options, results, report, None)
 

@@ -66,7 +66,9 @@ TWO_WORKERS_IN_SECONDS = (
     "tests/engine/test_overlap.py::test_stopping_stops_every_worker",
 )
 # The same without ps tasks: each worker holds a part of the weights.
-NO_PS = ("tests/conformance", *AVERAGING, "-k", "averaging")
+AVERAGED = "test_every_row_counts_what_named_it_while_all_else_is_averaged"
+HALF_SYNC = f"tests/cluster/on_cluster/test_tables.py::{AVERAGED}"
+NO_PS = ("tests/conformance", *AVERAGING, HALF_SYNC, "-k", "averag")
 # And with workers that send to one another, for which a process is connected anew.
 PEERS = ("tests/cluster/on_cluster/test_peers.py", "tests/conformance", "-k", "peers")
 ONE_PEER = ("tests/cluster/on_cluster/test_peers.py::test_one_worker_is_one_thread",)
