@@ -165,7 +165,7 @@ class TwoOptimizers(keras.Model):
         (table, *others) = self.trainable_variables
         (of_table, *of_others) = tape.gradient(loss, self.trainable_variables)
         self.for_tables.apply([of_table], [table])
-        self.optimizer.apply(of_others, others)
+        self.optimizer.apply(grads=of_others, trainable_variables=others)
         return {"loss": loss}
 
 

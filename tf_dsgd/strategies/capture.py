@@ -182,10 +182,10 @@ class Optimizers:
             for optimizer in list(self._known):
 
                 def note(
-                    gradients: Any, variables: Any = None, _optimizer: Any = optimizer
+                    grads: Any, trainable_variables: Any = None, _optimizer: Any = optimizer
                 ) -> None:
                     applications.append(
-                        _noted(_optimizer, gradients, variables, clip, in_parts, self.lazy)
+                        _noted(_optimizer, grads, trainable_variables, clip, in_parts, self.lazy)
                     )
 
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
@@ -214,15 +214,14 @@ def _apply_divided(
     plain: Callable[..., None],
     applications: list[Application],
     lazy: bool,
-    gradients: Any,
-    variables: Any = None,
+    grads: Any,
+    trainable_variables: Any = None,
 ) -> None:
     """What `optimizer.apply` is within `divided`; `plain` is what it is by itself."""
-    gradients = list(gradients)
-    variables = None if variables is None else list(variables)
+    variables = None if trainable_variables is None else list(trainable_variables)
     known = variables or (_tf.built_variables(optimizer) if optimizer.built else [])
     if not any(_is_split(v) for v in known):
-        plain(gradients, variables)
+        plain(grads, variables)
         return
     if hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
@@ -234,8 +233,9 @@ def _apply_divided(
         )
     if not optimizer.built:
         optimizer.build(known)
+    grads = list(grads)
     tables, others = (
-        [(g, v) for g, v in zip(gradients, known, strict=True) if _is_split(v) is split]
+        [(g, v) for g, v in zip(grads, known, strict=True) if _is_split(v) is split]
         for split in (True, False)
     )
     of_tables = [g for g, _ in tables]
