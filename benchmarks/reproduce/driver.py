@@ -76,7 +76,7 @@ class Record:
             "runs": [],
         }
         if path is not None and path.exists():
-            found = json.loads(path.read_text())
+            found = pages.loaded(path)
             if found["options"] != self.content["options"]:
                 raise SystemExit(
                     f"{path} has runs of other options: {found['options']}, not "
@@ -111,7 +111,8 @@ class Record:
         if self.path is None:
             return
         head = {k: v for k, v in self.content.items() if k != "runs"}
-        lines = ",\n".join(json.dumps(run, separators=(",", ":")) for run in self.content["runs"])
+        groups = evidence.packed(self.content["runs"])
+        lines = ",\n".join(json.dumps(group, separators=(",", ":")) for group in groups)
         text = json.dumps(head, indent=1)[:-2] + f',\n "runs": [\n{lines}\n]}}\n'
         new = self.path.with_suffix(".new")
         new.write_text(text)

@@ -21,6 +21,33 @@ def key(condition: Mapping[str, Any]) -> str:
     return json.dumps(dict(condition), sort_keys=True)
 
 
+def packed(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs as a file has them: those of a condition and a seed together, at all rates."""
+    groups: dict[tuple[str, int], dict[str, Any]] = {}
+    for run in runs:
+        empty = {"rates": [], "values": {name: [] for name in run["values"]}}
+        new = {"condition": run["condition"], "seed": run["seed"], **empty}
+        group = groups.setdefault((key(run["condition"]), run["seed"]), new)
+        group["rates"].append(run["rate"])
+        for name, value in run["values"].items():
+            group["values"][name].append(value)
+    return list(groups.values())
+
+
+def unpacked(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Runs one by one, each with `condition`, `seed`, `rate` and `values`."""
+    return [
+        {
+            "condition": group["condition"],
+            "seed": group["seed"],
+            "rate": rate,
+            "values": {name: values[k] for name, values in group["values"].items()},
+        }
+        for group in groups
+        for k, rate in enumerate(group["rates"])
+    ]
+
+
 @dataclasses.dataclass
 class Results:
     """What a study's runs gave.

@@ -22,7 +22,13 @@ HERE = Path(__file__).resolve().parent
 def read(name: str) -> dict[str, Any] | None:
     """A study's file, or None where it has none."""
     path = HERE / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return loaded(path) if path.exists() else None
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """A file that the driver wrote, with its runs one by one."""
+    content = json.loads(path.read_text())
+    return {**content, "runs": evidence.unpacked(content["runs"])}
 
 
 def known(name: str) -> dict[str, Any]:

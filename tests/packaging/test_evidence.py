@@ -1,7 +1,6 @@
 """What the studies' driver makes of runs: choices, intervals, verdicts; resuming, wider grids."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -127,6 +126,7 @@ def test_chance_seldom_reproduces_a_claim(evidence):
 def made(evidence, tmp_path):
     """A study whose error is the distance of a rate from 2^best, and its calls."""
     import driver
+    import pages
 
     calls = []
 
@@ -145,7 +145,7 @@ def made(evidence, tmp_path):
         calls.clear()
         path = tmp_path / "made.json"
         record = driver.main(study, "A study.", ["--results", str(path), *arguments])
-        return record, json.loads(path.read_text()), list(calls)
+        return record, pages.loaded(path), list(calls)
 
     return make, play
 
@@ -171,6 +171,14 @@ def test_a_grid_is_made_wider_until_the_best_is_inside(made):
     # It ends where no best is found.
     _, _, calls = play(make(99), "--seeds", "2", "--only", '"a": 2')
     assert list(itertools.chain(*(rates for *_, rates in calls))) == list(range(-2, 7))
+
+
+def test_a_file_of_runs_is_read_as_it_was_written(evidence):
+    found = [*runs({"a": 1}, {0.5: [1.0, 2.0], 1.0: [3.0, 4.0]}), *runs({"a": 2}, {0.5: [5.0]})]
+    again = evidence.unpacked(evidence.packed(found))
+    order = lambda run: (evidence.key(run["condition"]), run["seed"], run["rate"])  # noqa: E731
+    assert sorted(again, key=order) == sorted(found, key=order)
+    assert len(evidence.packed(found)) == 3
 
 
 def test_results_of_other_sizes_are_not_mixed(made):
