@@ -211,6 +211,8 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "diloco": ("period", None, "method"),
 }
 """Of each study with results."""
+LOGARITHMIC = {"delay_tolerance"}
+"""Studies whose values are far from one another."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
 """Of the vertical axis, where the worst is what matters."""
 
@@ -246,7 +248,10 @@ def plot(name: str, path: str) -> None:
         axis.set_xlabel(_ALONG.get(along, along))
         if panel:
             axis.set_title(f"{panel}: {value}", fontsize=9)
-    axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
+    if name in LOGARITHMIC:
+        axes[0][0].set_yscale("log")
+    else:
+        axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
     axes[0][0].set_ylabel(_LABELS.get(measure, measure))
     axes[0][-1].legend(fontsize=6, title=curves, title_fontsize=6)
     figure.tight_layout()
@@ -258,7 +263,7 @@ _LABELS = {
     "error": "held-out error, %",
     "loss": "held-out loss",
     "cost": "held-out cross-entropy, averaged over training",
-    "regret": "loss less that of the true weights, online",
+    "regret": "regret, online",
     "above_2n": "share of messages above 2n",
 }
 _ALONG = {"rate": "learning rate", "seconds": "virtual seconds, share of all"}

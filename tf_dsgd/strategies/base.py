@@ -266,8 +266,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         return self._tokens(dataset)
 
     def _tokens(self, dataset: tf.data.Dataset, source: Source | None = None) -> TokenDataset:
-        spec = dataset.element_spec
-        key = (str(spec), type(spec))
+        key = (str(dataset.element_spec), type(dataset.element_spec))
         if key not in self._pulls:
             self._pulls[key] = make_pull(dataset)
         return TokenDataset(self, dataset, self._pulls[key], source)
