@@ -326,7 +326,7 @@ def iterations_variable(optimizer: keras.optimizers.Optimizer) -> tf.Variable:
 
 
 @contextlib.contextmanager
-def counted_natively(optimizer: keras.optimizers.Optimizer, counts: bool) -> Iterator[None]:
+def counted_natively(optimizer: keras.optimizers.Optimizer, counts: bool = True) -> Iterator[None]:
     """Within, `optimizer.apply` counts by one operation, or, without `counts`, by none.
 
     Keras's own `assign_add` reads, then assigns: two that count at once, without a lock, would
