@@ -211,6 +211,8 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "diloco": ("period", None, "method"),
 }
 """Of each study with results."""
+MANY = 6
+"""Curves in a panel up to which intervals are drawn."""
 LOGARITHMIC = {"delay_tolerance"}
 """Studies whose values are far from one another."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
@@ -241,7 +243,9 @@ def plot(name: str, path: str) -> None:
             points = _points(results, group, measure, along)
             if points:
                 x, means, lows, highs = zip(*sorted(points), strict=True)
-                spread = [np.subtract(means, lows), np.subtract(highs, means)]
+                # Where curves are many, intervals (in the table) would hide them.
+                few = len(groups) <= MANY
+                spread = [np.subtract(means, lows), np.subtract(highs, means)] if few else None
                 axis.errorbar(x, means, spread, marker="o", markersize=3, capsize=2, label=label)
         if along != "seconds":
             axis.set_xscale("log", base=2)
