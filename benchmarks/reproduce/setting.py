@@ -42,12 +42,6 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def softsync_arguments(description: str) -> argparse.ArgumentParser:
-    parser = arguments(description)
-    parser.add_argument("--n", default="1,15,30", help="the paper's n, by commas")
-    return parser
-
-
 def finish(options, results: list[dict], report, plot, *more: object) -> None:
     """Writes the numbers, prints `report`'s table, and draws `plot`; both are given `more`."""
     origin = runs.provenance()
