@@ -23,12 +23,8 @@ DECAY = 0.95  # of the mean square
 LAMBDAS = {"DC-ASGD-c": (1.0, 10.0, 100.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0)}
 
 
-def cluster(workers: int, seed: int = 1) -> tf_dsgd.SimulatedCluster:
-    return tf_dsgd.SimulatedCluster(workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed)
-
-
 def run(condition, seeds, rates, options) -> dict:
-    method, workers = condition["method"], condition["workers"]
+    method = condition["method"]
 
     def optimizer(given) -> keras.optimizers.Optimizer:
         rate = teacher.Falling(given.rates, options.updates)
@@ -37,17 +33,10 @@ def run(condition, seeds, rates, options) -> dict:
         decay = DECAY if method == "DC-ASGD-a" else None
         return tf_dsgd.optimizers.DelayCompensatedSGD(rate, condition["lambda"], decay)
 
-    trained, held = teacher.of_seeds(seeds, BATCH * options.updates)
-    study = seeded.Seeds(
-        tf_dsgd.DownpourStrategy(local_rule="none"),
-        lambda seed: cluster(workers, seed),
-        optimizer,
-        rates,
-        seeded.mlp([teacher.STUDENT, teacher.CLASSES]),
-        trained,
-        BATCH,
+    strategy = tf_dsgd.DownpourStrategy(local_rule="none")
+    return seeded.taught(
+        strategy, condition["workers"], optimizer, rates, seeds, options.updates, BATCH
     )
-    return study.judged(options.updates, held)
 
 
 def conditions() -> list[dict]:

@@ -40,28 +40,24 @@ def recurrent(rates: int, seeds: list[int]) -> list:
     ]
 
 
-TASKS = {
-    "dense": seeded.mlp([teacher.STUDENT, teacher.CLASSES]),
-    "convolution": convolutional,
-    "recurrent": recurrent,
-}
-BATCH = 16
+LAYERS = {"convolution": convolutional, "recurrent": recurrent}
+TASKS = ("dense", *LAYERS)
+BATCH = teacher.BATCH
 
 
 def run(condition, seeds, rates, options) -> dict:
     workers, task = condition["workers"], condition["task"]
+    strategy = tf_dsgd.DownpourStrategy(local_rule="none")
+    optimizer, _ = OPTIMIZERS[condition["optimizer"]]
     if task == "dense":
-        trained, held = teacher.of_seeds(seeds, BATCH * options.updates)
-    else:
-        trained, held = seeded.digits(seeds, -(-BATCH * options.updates // 1437))
+        return seeded.taught(strategy, workers, optimizer, rates, seeds, options.updates)
+    trained, held = seeded.digits(seeds, -(-BATCH * options.updates // 1437))
     study = seeded.Seeds(
-        tf_dsgd.DownpourStrategy(local_rule="none"),
-        lambda seed: tf_dsgd.SimulatedCluster(
-            workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed
-        ),
-        OPTIMIZERS[condition["optimizer"]][0],
+        strategy,
+        lambda seed: seeded.exponential(workers, seed),
+        optimizer,
         rates,
-        TASKS[task],
+        LAYERS[task],
         trained,
         BATCH,
     )

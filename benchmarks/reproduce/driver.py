@@ -77,6 +77,8 @@ class Record:
         }
         if path is not None and path.exists():
             found = pages.loaded(path)
+            if found["study"] != study.name:
+                raise SystemExit(f"{path} has runs of {found['study']!r}, not of {study.name!r}.")
             if found["options"] != self.content["options"]:
                 raise SystemExit(
                     f"{path} has runs of other options: {found['options']}, not "
@@ -208,10 +210,17 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     for name, (full, quick) in study.options.items():
         if getattr(options, name) is None:
             setattr(options, name, quick if options.quick else full)
-    seeds = options.seeds or (2 if options.quick else study.seeds)
-    path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
+    if options.seeds is None:
+        options.seeds = 2 if options.quick else study.seeds
     sizes = {name: getattr(options, name) for name in study.options}
+    for name, value in {"seeds": options.seeds, **sizes}.items():
+        if value < 1:
+            parser.error(f"--{name} must be at least 1. Received: {value}.")
+    if not any(re.search(options.only, json.dumps(c)) for c in study.conditions):
+        listed = "\n".join(f"  {json.dumps(c)}" for c in study.conditions)
+        parser.error(f"--only finds no condition: {options.only!r}. There are:\n{listed}")
+    path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
     record = Record(study, sizes, path)
-    Driver(study, record, options, list(range(1, seeds + 1))).everything(options.only)
+    Driver(study, record, options, list(range(1, options.seeds + 1))).everything(options.only)
     print(pages.printed(record.content))
     return record

@@ -17,7 +17,6 @@ from functools import partial
 
 import keras
 import seeded
-import teacher
 
 import tf_dsgd
 
@@ -38,24 +37,16 @@ def strategy(method: str, cluster: tf_dsgd.SimulatedCluster, period: int):
     return tf_dsgd.ElasticAveragingStrategy(cluster, average_every=period)
 
 
-def simulated(workers: int, seed: int = 1) -> tf_dsgd.SimulatedCluster:
-    return tf_dsgd.SimulatedCluster(workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed)
-
-
 def run(condition, seeds, rates, options) -> dict:
     workers, method = condition["workers"], condition["method"]
-    updates = workers * options.seconds  # in the mean, as all take a second
-    trained, held = teacher.of_seeds(seeds, teacher.BATCH * updates)
-    study = seeded.Seeds(
-        strategy(method, simulated(workers), condition["period"]),
-        lambda seed: simulated(workers, seed),
+    return seeded.taught(
+        strategy(method, seeded.exponential(workers), condition["period"]),
+        workers,
         METHODS[method][0],
         rates,
-        seeded.mlp([teacher.STUDENT, teacher.CLASSES]),
-        trained,
-        teacher.BATCH,
+        seeds,
+        workers * options.seconds,  # in the mean, as all take a second
     )
-    return study.judged(updates, held)
 
 
 STUDY = driver.Study(

@@ -14,29 +14,21 @@ from functools import partial
 
 import keras
 import seeded
-import teacher
 
 import tf_dsgd
 
 WORKERS, MOMENTA = (1, 4, 16), (0.0, 0.3, 0.6, 0.9)
-BATCH = 16
 
 
 def run(condition, seeds, rates, options) -> dict:
-    workers = condition["workers"]
-    trained, held = teacher.of_seeds(seeds, BATCH * options.updates)
-    study = seeded.Seeds(
+    return seeded.taught(
         tf_dsgd.DownpourStrategy(local_rule="none"),
-        lambda seed: tf_dsgd.SimulatedCluster(
-            workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed
-        ),
+        condition["workers"],
         partial(keras.optimizers.SGD, momentum=condition["momentum"]),
         rates,
-        seeded.mlp([teacher.STUDENT, teacher.CLASSES]),
-        trained,
-        BATCH,
+        seeds,
+        options.updates,
     )
-    return study.judged(options.updates, held)
 
 
 STUDY = driver.Study(

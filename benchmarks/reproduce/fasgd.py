@@ -47,9 +47,7 @@ def run(condition, seeds, rates, options) -> dict:
         tf_dsgd.DownpourStrategy(
             local_rule="none", staleness_scaling=scaling, fetch_every=fetch_every
         ),
-        lambda seed: tf_dsgd.SimulatedCluster(
-            workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed
-        ),
+        lambda seed: seeded.exponential(workers, seed),
         optimizer,
         rates,
         seeded.mlp([200, 10]),

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 import side_by_side
+import teacher
 
 import tf_dsgd
 from tf_dsgd.simulation.study import Timetable, timetable
@@ -154,6 +155,34 @@ def digits(seeds: Sequence[int], epochs: int) -> tuple[dict, dict]:
     trained = {s: (parts[0][:, k], parts[1][:, k]) for k, s in enumerate(seeds)}
     held = {s: (parts[2][:, k], parts[3][:, k]) for k, s in enumerate(seeds)}
     return trained, held
+
+
+def exponential(workers: int, seed: int = 1) -> tf_dsgd.SimulatedCluster:
+    """Workers of one mean speed, a second a mini-batch; messages take no time."""
+    return tf_dsgd.SimulatedCluster(workers, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed)
+
+
+def taught(
+    strategy: tf_dsgd.DownpourStrategy,
+    workers: int,
+    optimizer: Callable[[Any], keras.optimizers.Optimizer],
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    updates: int,
+    batch_size: int = teacher.BATCH,
+) -> dict:
+    """The dense task of teacher.py on `exponential` workers: what all seeds end with."""
+    trained, held = teacher.of_seeds(seeds, batch_size * updates)
+    study = Seeds(
+        strategy,
+        lambda seed: exponential(workers, seed),
+        optimizer,
+        rates,
+        mlp([teacher.STUDENT, teacher.CLASSES]),
+        trained,
+        batch_size,
+    )
+    return study.judged(updates, held)
 
 
 def mlp(units: Sequence[int], activation: str = "relu") -> Callable[[int, Sequence[int]], list]:

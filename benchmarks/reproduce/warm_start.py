@@ -12,11 +12,10 @@ import driver  # isort: skip (finds the package)
 
 import keras
 import seeded
-import teacher
 
 import tf_dsgd
 
-WORKERS, ALONE, BATCH = 64, 300, 16
+WORKERS, ALONE = 64, 300
 OPTIMIZERS = {
     "SGD": (keras.optimizers.SGD, (-9, 0)),
     "Adagrad": (keras.optimizers.Adagrad, (-10, -1)),
@@ -24,19 +23,14 @@ OPTIMIZERS = {
 
 
 def run(condition, seeds, rates, options) -> dict:
-    trained, held = teacher.of_seeds(seeds, BATCH * options.updates)
-    study = seeded.Seeds(
+    return seeded.taught(
         tf_dsgd.DownpourStrategy(local_rule="none", warm_start_steps=condition["warm_start"]),
-        lambda seed: tf_dsgd.SimulatedCluster(
-            WORKERS, compute_seconds=tf_dsgd.Exponential(1.0), seed=seed
-        ),
+        WORKERS,
         OPTIMIZERS[condition["optimizer"]][0],
         rates,
-        seeded.mlp([teacher.STUDENT, teacher.CLASSES]),
-        trained,
-        BATCH,
+        seeds,
+        options.updates,
     )
-    return study.judged(options.updates, held)
 
 
 STUDY = driver.Study(

@@ -1,5 +1,6 @@
 """What the studies' driver makes of runs: choices, intervals, verdicts; resuming, wider grids."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -186,3 +187,26 @@ def test_results_of_other_sizes_are_not_mixed(made):
     play(make(-1), "--seeds", "2")
     with pytest.raises(SystemExit, match=r"runs of other options.*--results"):
         play(make(-1), "--steps", "20")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds must be at least 1. Received: 0."),
+        (["--steps", "-2"], "--steps must be at least 1. Received: -2."),
+        (["--only", "zzz"], "--only finds no condition: 'zzz'. There are:\n  {\"a\": 1}"),
+    ],
+)
+def test_wrong_arguments_of_a_study_are_named(made, capsys, arguments, message):
+    make, play = made
+    with pytest.raises(SystemExit):
+        play(make(-1), *arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_of_another_study_is_left_alone(made):
+    make, play = made
+    play(make(-1), "--seeds", "2")
+    other = make(-1)
+    with pytest.raises(SystemExit, match="has runs of 'made', not of 'other'"):
+        play(dataclasses.replace(other, name="other"))
