@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
+    covering.mark_all_but_few(items, pytest.mark.slow)
+    for item in items:
         seconds = SECONDS_PER_TEST
         if "tests/cluster/" in item.nodeid:
             if item.get_closest_marker("beside_others") is None:

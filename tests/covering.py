@@ -11,12 +11,13 @@ import itertools
 import zlib
 
 
-def cover(rows, strength, name="", beside=()):
+def cover(rows, strength, name="", beside=(), at_most=None):
     """Indices of rows that have among them every combination of `strength` values that all have.
 
     Rows are tuples of one length or several; what the rows `beside` have need not be met again. The
     next is always one that adds most, and of those one whose values were chosen least; where that
-    still leaves a choice, the name decides, so that not all functions choose the same.
+    still leaves a choice, the name decides, so that not all functions choose the same. No more rows
+    than `at_most`: those then have as many of the combinations as the first so many can.
     """
     missing = set().union(*(_combinations(row, strength) for row in rows))
     missing.difference_update(*(_combinations(row, strength) for row in beside))
@@ -24,7 +25,7 @@ def cover(rows, strength, name="", beside=()):
     first = zlib.crc32(name.encode()) % len(rows) if rows else 0
     left = [(first + n) % len(rows) for n in range(len(rows))]
     chosen = []
-    while missing:
+    while missing and len(chosen) != at_most:
         best = max(
             left,
             key=lambda n: (
@@ -111,3 +112,21 @@ def _mark(tests, slow, long, together):
     chosen = set(cover([test.row for test in left], 2, tests[0].row[0], beside))
     for number, test in enumerate(left):
         test.item.add_marker(slow if number in chosen else long)
+
+
+def mark_all_but_few(items, slow):
+    """Marks what is more than `few(number)` rows of a function, of those that are not slow yet.
+
+    They are those that have most values among them.
+    """
+    functions = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
+            functions[item.nodeid.split("[")[0]].append(item)
+    for function, tests in functions.items():
+        (number,) = tests[0].get_closest_marker("few").args
+        rows = [row_of(test.callspec.params, test.callspec.indices) for test in tests]
+        chosen = cover(rows, 1, function, at_most=number)
+        for n, test in enumerate(tests):
+            if n not in chosen:
+                test.add_marker(slow)

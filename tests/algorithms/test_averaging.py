@@ -56,6 +56,7 @@ def averaging(cluster, every=4, policy="average", outer=None):
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("batches", [48, 53])
 @pytest.mark.parametrize("policy", ["average", "local", "reset"])
@@ -72,6 +73,7 @@ def test_each_policy_equals_its_twin(optimizer, policy, batches):
     assert int(model.optimizer.iterations) == batches // 3
 
 
+@pytest.mark.slow
 def test_policies_differ():
     x, y = data(48)
     for optimizer in ("momentum", "adam"):
@@ -137,6 +139,7 @@ def test_diloco_by_hand():
     np.testing.assert_allclose(weights, twin.w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "outer",
     [
@@ -171,6 +174,7 @@ def test_a_period_of_one_is_synchronous_sgd_on_the_joint_batch(engine):
     assert strategy.updates == 20
 
 
+@pytest.mark.few(3)
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("policy", ["average", "local"])
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
@@ -237,6 +241,7 @@ def test_the_period_may_change():
     assert max(asked) < 30  # a table of the periods is long enough that ends with the run
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("policy", ["average", "local", "reset"])

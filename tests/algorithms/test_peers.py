@@ -146,6 +146,7 @@ CODECS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("workers", "name"),
     [

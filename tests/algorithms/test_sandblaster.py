@@ -118,6 +118,7 @@ def _cluster(workers, shards=1, **options):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("workers", "shards", "batch_size", "method"),
@@ -206,6 +207,7 @@ def test_a_small_mlp_comes_to_scipy_s_minimum():
     np.testing.assert_allclose(found[-1], expected.x, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("history", [1, 10])
 def test_round_trips_to_the_shards_do_not_depend_on_the_history(history):
     """Three for a direction: moved?, aim, take (all dot products); and for each evaluation two."""

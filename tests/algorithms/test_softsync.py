@@ -182,6 +182,7 @@ def flat(dense, slices):
     return np.concatenate([dense, table.ravel()])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("count", "scaling", "optimizer"),
     [
@@ -287,6 +288,7 @@ def test_a_trace_by_hand(scaling, batches):
 # -- algorithms that it contains ---------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
@@ -307,6 +309,7 @@ def test_one_gradient_per_update_is_downpour(scaling, optimizer):
     assert strategies[0].staleness().max >= 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.thin
 @pytest.mark.parametrize("scaling", [None, "inverse"])
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, *OPTIONS])
@@ -326,6 +329,7 @@ def test_workers_in_lock_step_with_c_equal_to_their_number_are_synchronous_sgd(o
     assert strategy.staleness().max == 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", helpers.engines(local=None, simulated=None))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -380,6 +384,7 @@ def test_1_softsync_has_a_staleness_of_0_1_or_2():
     assert staleness.max <= 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [3, 15, 30])
 def test_the_mean_staleness_of_n_softsync_is_about_n(n):
     staleness = staleness_of(n)

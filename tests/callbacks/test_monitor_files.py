@@ -157,6 +157,7 @@ model.fit(x, y, batch_size=2, verbose=0, callbacks=[monitor])
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_was_killed_leaves_a_readable_file(number, tmp_path):
     process = subprocess.Popen(

@@ -46,6 +46,7 @@ def test_threshold_by_hand():
     assert strategy.residual() == pytest.approx((found["residual_norm"],))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", ["simulated", "threads"])
 @pytest.mark.parametrize(
     ("codec", "size", "emitted", "names"),

@@ -105,6 +105,7 @@ def test_what_was_applied_and_what_is_kept_are_all_gradients(rule, kind):
     helpers.assert_ledger_balances(strategy, 24 if rule == "softsync" else None)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("rule", ["update", "softsync"])
 @pytest.mark.parametrize("name", [name for name in EACH if name not in ("threshold", "clipped")])
 def test_each_codec_on_each_strategy_that_takes_it(rule, name):
@@ -176,6 +177,7 @@ def test_another_spelling_of_wire_dtype():
         )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("rule", "name"),
     [*(("pushes", name) for name in EACH), ("update", "entropy"), ("softsync", "top_k")],
@@ -244,6 +246,7 @@ def test_a_lost_worker_takes_its_residual_along():
     assert 0 < np.abs(lost).max() <= np.abs(gradients(*data)).max() * 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["entropy", "power_sgd"])
 def test_tables_travel_by_rows(name):
     """A row whose elements wait is fetched as the shard has it, though the worker has moved it."""

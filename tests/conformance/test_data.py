@@ -102,6 +102,7 @@ def test_a_py_dataset_with_threads_names_the_alternative(frozen):
         frozen[1].fit(Sequence(*helpers.regression(EXAMPLES), workers=2), verbose=0)
 
 
+@pytest.mark.few(10)
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("kind", DATA)
 def test_each_example_once(frozen, kind):

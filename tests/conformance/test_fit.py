@@ -86,6 +86,7 @@ def test_staleness_is_consistent(trained):
     assert 0 <= staleness.mean <= staleness.max < trained.strategy.updates
 
 
+@pytest.mark.few(9)
 @pytest.mark.thin
 def test_evaluate_and_predict_equal_one_device(trained):
     plain = plain_twin(trained)
@@ -101,6 +102,7 @@ def test_evaluate_and_predict_equal_one_device(trained):
     np.testing.assert_allclose(trained.model(x[:5]), plain(x[:5]), atol=1e-6)
 
 
+@pytest.mark.few(9)
 @pytest.mark.thin
 def test_evaluating_does_not_train(trained):
     before = trained.model.get_weights()
@@ -111,6 +113,7 @@ def test_evaluating_does_not_train(trained):
     assert (trained.strategy.steps, trained.strategy.updates) == (steps, updates)
 
 
+@pytest.mark.few(9)
 @pytest.mark.thin
 def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
     path = tmp_path / "model.keras"
@@ -127,6 +130,7 @@ def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
     assert int(loaded.optimizer.iterations) == expected_iterations(trained) + 3
 
 
+@pytest.mark.few(9)
 @pytest.mark.thin
 def test_load_weights_reaches_the_workers(trained, tmp_path):
     """The loss of an epoch of one batch is that of the weights that were loaded before it."""
@@ -153,6 +157,7 @@ def test_load_weights_reaches_the_workers(trained, tmp_path):
     assert trained.strategy.steps == steps + 2  # loading a file is not a step
 
 
+@pytest.mark.few(9)
 @pytest.mark.thin
 def test_zz_a_second_fit_goes_on(trained):
     """It counts on, learns on, and again sees every example once."""

@@ -120,6 +120,7 @@ def test_without_a_bound_workers_drift_apart():
     assert largest_difference(arrivals(tf_dsgd.DownpourStrategy(cluster), 40), 2) > 20
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_on_workers_that_run_at_the_same_time(name, bound):

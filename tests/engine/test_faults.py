@@ -91,6 +91,7 @@ def train_under(script, configuration, shards):
     return ledger
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("configuration", "shards", "turn"), of_all_cases(MIXED))
 def test_nothing_is_lost_whatever_happens_to_workers(configuration, shards, turn):
     """Every kind of fault, and every phase, in each case."""
@@ -126,6 +127,7 @@ REFUSED = {  # by phase: shards 0, 1 and 2, where a worker dies; where it is sto
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("phase", faults.PHASES)
 def test_why_messages_are_refused(phase, stops):
@@ -208,6 +210,7 @@ def resumable(script, path, **fit):
     return strategy, model, error
 
 
+@pytest.mark.slow
 def test_a_ps_dies_and_the_run_goes_on_from_the_checkpoint(tmp_path):
     """As if nothing had been: bit for bit."""
     _, whole, _ = resumable((), tmp_path / "whole")

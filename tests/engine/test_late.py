@@ -91,6 +91,7 @@ def test_the_late_one_may_still_come_first():
     assert strategy.updates == 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["average", "reset"])
 def test_every_average_is_what_one_model_comes_to(policy):
     """All mini-batches are alike. One that began elsewhere, or averaged too early, would show."""
@@ -122,6 +123,7 @@ def plain_model(optimizer):
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["average", "reset"])
 def test_what_is_done_again_is_what_the_late_one_would_have_sent(policy):
     """Two rounds, of which the second ends without worker 0: its part begins at the average."""
@@ -145,6 +147,7 @@ WAITING = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("shards", [3])
 @pytest.mark.parametrize(
     "configuration",

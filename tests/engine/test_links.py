@@ -24,6 +24,7 @@ class Nothing(Codec):
         return tf.zeros_like(place.weights[index])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("codec", "sent", "weight"),
     [

@@ -125,6 +125,7 @@ class Table(keras.layers.Layer):
         return keras.ops.matmul(keras.ops.one_hot(ids, 50), self.table)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("push_every", "fetch_every", "local_rule"),
     [
@@ -163,6 +164,7 @@ def test_sparse_and_dense_gradients_give_the_same_weights(push_every, fetch_ever
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("scaling", [None, "inverse"])

@@ -56,6 +56,7 @@ def test_rmsprop_equals_its_recurrence():
     helpers.assert_ledger_balances(strategy)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("push_every", "fetch_every"), [(4, 4), (3, 5), (1, 8)])
 def test_the_slot_holds_every_gradient_whatever_the_periods(push_every, fetch_every):
     """Momentum of 1 adds up what is pushed, and pushes are sums: minus the count of batches."""
@@ -98,6 +99,7 @@ class RowPerExample(keras.layers.Layer):
         return sparse + keras.ops.take(1.0 * self.dense, rows, axis=0) + self.every
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("scaling", [None, "half"])
 def test_every_message_is_in_one_collection(scaling):
     """Four messages of two examples make an update: each example has an eighth of a step.

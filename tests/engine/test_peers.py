@@ -278,6 +278,7 @@ def test_a_recorded_run_of_threads_repeats_on_the_simulator():
     assert again.staleness() == strategy.staleness()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "codec",
     [

@@ -147,6 +147,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("periods", [(1, 1), (3, 2)])
@@ -170,6 +171,7 @@ def test_a_record_of_threads_played_in_the_simulator(workers, periods, optimizer
     np.testing.assert_allclose(history_again["mae"], history["mae"], rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["softsync", "averaging"])
 def test_rules_that_collect_and_wait(algorithm):
     make = {

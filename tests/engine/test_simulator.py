@@ -157,6 +157,7 @@ def spread(max_staleness, steps=80):
     return watch.largest
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_workers_stay_within_max_staleness(bound):
     """Ho et al.: max(clock) - min(clock) <= s + 1 at every instant, a clock being messages sent."""

@@ -46,6 +46,7 @@ def contribution(batches):
     return value
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
 @pytest.mark.parametrize("period", [1, 5])
 def test_workers_in_lock_step(workers, period):
@@ -70,6 +71,7 @@ def test_a_fetch_between_two_pushes_takes_in_what_others_sent():
     np.testing.assert_allclose(found, contribution(b for of in sent for b in of), rtol=2e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [2, 5])
 def test_softsync_takes_messages_one_by_one(workers):
     strategy = tf_dsgd.SoftsyncStrategy(lock_step(workers), gradients_per_update=workers)
@@ -131,6 +133,7 @@ def test_a_frozen_layer_stays():
     assert moving_mean(strategy, 6, frozen) == 0.0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 2, 16])
 def test_averaging_puts_no_worker_first(workers):
     """A s + (1 - A) c, with c the mean of what the workers' own mini-batches made of it."""
@@ -143,6 +146,7 @@ def test_averaging_puts_no_worker_first(workers):
     np.testing.assert_allclose(found, expected, rtol=5e-6)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "make",
     [
@@ -168,6 +172,7 @@ def test_one_worker_is_plain_keras_to_the_bit(make):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("period", [1, 20])
 def test_many_workers_stay_between_the_mini_batches(period):
     """The sum of sixteen workers' changes would diverge, and their mean lag sixteen-fold."""

@@ -206,6 +206,7 @@ def without_fusion():
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
 
 
+@pytest.mark.slow
 def test_one_worker_is_the_sequential_loop_bit_for_bit(monkeypatch, without_fusion):
     """Also where episodes are truncated, after 12 steps here: most of them are, and some fall."""
     monkeypatch.setattr(a3c, "MOST_STEPS", 12)
@@ -227,6 +228,7 @@ def test_one_worker_is_the_sequential_loop_bit_for_bit(monkeypatch, without_fusi
     assert result["rollouts"] == 40 and not result["solved"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", [("--simulated", "--workers", "3"), ("--workers", "2")])
 def test_each_worker_plays_its_own_episode(where):
     """At a rate of nothing all play with the first weights: a recording says who played what."""

@@ -11,6 +11,7 @@ from tests.optimizers.pairs import OURS, PAIRS, assert_same_weights, pair
 from tf_dsgd import optimizers
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize(
     "option", ["global_clipnorm", "weight_decay", "ema_overwritten", "schedule"]
@@ -28,6 +29,7 @@ def test_so_it_is_with_one_worker(name, option):
     assert_same_weights(ours, theirs)
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OURS)
@@ -38,6 +40,7 @@ def test_one_worker_equals_plain_keras(name, engine):
     assert strategy.steps == strategy.updates == twin.STEPS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OURS)
 def test_on_the_worker_it_equals_plain_keras(name):
     """Each worker sees its own updates at once: nothing is delayed, and nothing remembered."""
@@ -55,6 +58,7 @@ def held_variables(model):
     return [v.value for v in [*model.variables, *model.optimizer.variables, *metrics]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OURS)
 def test_gradient_accumulation(name):
     """In plain Keras, or on the worker, as Keras has it; on a shard it is refused."""
@@ -73,6 +77,7 @@ def test_gradient_accumulation(name):
         twin.fit(twin.mlp(make), *twin.data())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", OURS)
 def test_float16_with_overflow(name):
     keras.config.set_dtype_policy("mixed_float16")
@@ -84,6 +89,7 @@ def test_float16_with_overflow(name):
     assert float(plain.optimizer.dynamic_scale) < 2.0**15, "nothing overflowed"
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OURS)

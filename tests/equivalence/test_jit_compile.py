@@ -73,6 +73,7 @@ def compiled(strategy):
 SLOW = {"dropout", "own_train_step"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in COMPILED],
@@ -86,6 +87,7 @@ def test_model(name):
     assert compiled(strategy) == ("embedding" not in name, True)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
@@ -130,6 +132,7 @@ def test_a_local_rule(name):
     assert by_xla_staleness == staleness
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_and_several_steps_in_an_execution(policy):
     """Loss scaling among it: the scale begins so high that the first step is skipped."""

@@ -14,6 +14,7 @@ from tests.equivalence import twin
 from tf_dsgd.strategies.parts import cutting
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(660)  # one test here, and all tests of a folder there
 @pytest.mark.parametrize("tier", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_on_four_devices(tier):

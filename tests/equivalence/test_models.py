@@ -11,6 +11,7 @@ from tests.equivalence import twin
 from tests.equivalence.models import MODELS
 
 
+@pytest.mark.few(7)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", MODELS)

@@ -64,6 +64,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -73,6 +74,7 @@ def test_optimizer(name, engine):
     assert int(model.optimizer.iterations) == strategy.steps == strategy.updates == twin.STEPS
 
 
+@pytest.mark.few(6)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIONS)
@@ -82,12 +84,14 @@ def test_option(name, engine):
     assert strategy.steps == twin.STEPS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_optimizer(name):
     strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))
     twin.assert_same_as_plain(twin.mlp(OTHERS[name]), strategy, *twin.data())
 
 
+@pytest.mark.few(3)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize(
@@ -107,6 +111,7 @@ def test_constraint(constraint, engine):
     assert abs(constraint(kernel) - kernel).numpy().max() < 1e-6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", twin.ENGINES)
 def test_float16_with_overflow(engine):
     """The first steps overflow, are left out, and halve the scale, as in plain Keras."""
@@ -121,6 +126,7 @@ def test_float16_with_overflow(engine):
     assert float(model.optimizer.dynamic_scale) == scale
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", twin.ENGINES)
 def test_second_fit_goes_on_with_the_state(engine):
     """Two fits of one epoch leave what one fit of two leaves."""

@@ -40,6 +40,7 @@ def same(name, optimizer, *, tolerance=2e-6, **fit_args):
     assert strategy.steps == twin.STEPS * fit_args.get("epochs", twin.EPOCHS) // twin.EPOCHS
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -47,6 +48,7 @@ def test_options(name, option):
     same(name, OPTIONS[option])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_rate_that_a_callback_lowers(name):
     """At the end of the second epoch and of each later one, as no loss falls by 10."""
@@ -57,6 +59,7 @@ def test_a_rate_that_a_callback_lowers(name):
     assert falls.model.optimizer.learning_rate.numpy() < 2e-4
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_several_steps_in_an_execution(name):
     def make():
@@ -70,6 +73,7 @@ def test_several_steps_in_an_execution(name):
     assert strategy.steps == twin.STEPS
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*STRATEGIES, "elastic"])
 def test_data_that_are_not_numbers_reach_the_weights_as_in_plain_keras(name):
     """Nothing hangs, everything is counted, and TerminateOnNaN ends the training."""

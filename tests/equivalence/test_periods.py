@@ -9,6 +9,7 @@ from tests import helpers
 from tests.equivalence import twin
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("period", [2, 3, 4])
@@ -29,6 +30,7 @@ def test_sgd_is_plain_sgd_at_any_period(period, engine):
     assert strategy.steps == twin.STEPS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", twin.ENGINES)
 def test_a_local_rate_of_zero_is_the_rule_none(engine):
     """Neither moves between fetches, so both are one step on the sum of the gradients."""

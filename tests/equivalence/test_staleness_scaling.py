@@ -26,6 +26,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -32,6 +32,7 @@ def split(parts, rows=ROWS, initializer="uniform", width=WIDTH):
     return tables.SplitTable(strategy, (rows, width), "float32", "table", Kind.WEIGHT, blocks)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "ones"])
 def test_rows_begin_alike_however_many_shards_there_are(initializer, monkeypatch):
     from tf_dsgd.strategies.rows import blocks

@@ -76,6 +76,7 @@ EACH_ENGINE = [("adagrad", engine) for engine in twin.ENGINES]
 EACH_OPTIMIZER = [(name, FIRST) for name in OPTIMIZERS if name != "adagrad"]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "engine"), [*EACH_ENGINE, *EACH_OPTIMIZER])
 def test_one_worker_is_plain_keras_on_dense_gradients(name, engine):
     strategy = tf_dsgd.DownpourStrategy(twin.ENGINES[engine](), placement=SPLIT)
@@ -97,6 +98,7 @@ LAZY = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", LAZY)
 def test_lazy_optimizers_do_what_they_do_on_a_whole_table(name):
     """For which there are twins by hand, in `test_touched_rows.py`."""

@@ -88,6 +88,7 @@ TWINS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", TWINS)
 def test_lazy_updates_against_a_twin_by_hand(name):
     make, update, slots, initial = TWINS[name]

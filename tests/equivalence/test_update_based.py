@@ -21,6 +21,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.thin
 @pytest.mark.parametrize("engine", twin.ENGINES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -30,6 +31,7 @@ def test_one_worker_equals_plain_keras(name, engine):
     twin.assert_same_as_plain(make, strategy, *twin.data(), slots=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["sgd", "nesterov", "adam"])
 def test_one_worker_with_longer_periods_still_equals_plain_keras(name):
     """Adding up the changes of K steps is taking them: only rounding is between the two."""

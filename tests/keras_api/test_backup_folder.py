@@ -101,6 +101,7 @@ def claimed_elsewhere(folder):
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.slow
 def test_a_callback_that_is_gone_has_no_claim(tmp_path):
     """Of a `fit` that an error ended: its callback is not told of any end."""
     left = Checkpoints(tmp_path)
@@ -188,6 +189,7 @@ def test_too_little_space_is_noticed_before_anything_is_trained(tmp_path, monkey
     assert train(tmp_path / "other", epochs=1) == [0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("on_error", ["stop", "warn"])
 def test_a_disk_that_is_full_later(tmp_path, monkeypatch, capsys, on_error):
     assert train(tmp_path, epochs=1) == [0]

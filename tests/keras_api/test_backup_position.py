@@ -64,6 +64,7 @@ DATA = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize(
     ("engine", "kind"), [("local", "arrays"), *(("simulated", kind) for kind in DATA)]
@@ -106,6 +107,7 @@ def endless_generator(shuffled):
     return {"x": batches(), "steps_per_epoch": 7}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("save_freq", "data", "shuffled"),
     [

@@ -87,6 +87,7 @@ def assert_equal(resumed, unbroken):
     assert seen[0] == seen[1]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case",
     [

@@ -158,6 +158,7 @@ def test_what_is_fast_is_a_case():
     assert set(CASES) > FAST
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", MARKED)
 def test_resumed_is_unbroken(case, tmp_path):
     """From the middle of the second epoch, where all but the clock differs from a fresh start."""
@@ -171,6 +172,7 @@ def test_resumed_is_unbroken(case, tmp_path):
     assert resumed.history["mae"] == unbroken.history["mae"][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "save_freq", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (20, "epoch"))]
 )
@@ -188,6 +190,7 @@ def test_from_other_places(save_freq, tmp_path):
         assert resumed.history["loss"] == unbroken.history["loss"][epochs_done:]
 
 
+@pytest.mark.slow
 def test_several_steps_per_execution(tmp_path):
     """Checkpoints are at ends of executions; the last of an epoch of 20 has 4 instead of 8."""
     options = {"steps_per_execution": 8, "save_freq": 5}
@@ -263,6 +266,7 @@ def test_late_workers_go_on(case, save_freq, tmp_path):
 SHARDED = {"downpour_3_5", "softsync_bounded", "elastic_momentum", "nadam"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "case",
     [

@@ -69,6 +69,7 @@ def assert_same(a, b):
         np.testing.assert_array_equal(b[name], value, err_msg=name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outer", [False, True], ids=["slots", "slots and outer"])
 def test_a_state_goes_through_a_strategy_that_has_not_trained(outer, tmp_path):
     """Variables of workers, and of the outer optimizer, are made only as training begins."""

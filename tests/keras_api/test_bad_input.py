@@ -194,6 +194,7 @@ def test_state_from_outside_the_scope_is_not_silently_shared(what):
         model.fit(*data(), batch_size=2, verbose=0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("good", [0, 2, 11, 37])
 @pytest.mark.parametrize("kind", ["generator", "tf_data"])

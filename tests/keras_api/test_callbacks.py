@@ -67,6 +67,7 @@ def test_batch_hooks_fire_in_order(strategy):
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.few(1)
 def test_model_checkpoint_holds_the_settled_weights(strategy, tmp_path):
     """Each epoch's file holds the weights that the epoch's validation saw."""
     x, y = helpers.regression(20, seed=3, ids=False)

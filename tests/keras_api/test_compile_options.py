@@ -21,6 +21,7 @@ def cluster(request):
     return ENGINES[request.param]()
 
 
+@pytest.mark.few(1)
 @pytest.mark.thin
 @pytest.mark.parametrize("periods", [1, 4])
 def test_steps_per_execution(cluster, periods):
@@ -133,6 +134,7 @@ def test_compiled_again_with_another_optimizer(cluster):
     assert strategy.steps == 16
 
 
+@pytest.mark.few(1)
 def test_a_layer_frozen_between_fits(cluster):
     strategy = tf_dsgd.DownpourStrategy(cluster)
     with strategy.scope():

@@ -58,6 +58,7 @@ def table_alone(strategy, rows=ROWS, optimizer=lambda: keras.optimizers.SGD(0.5)
     return model
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("optimizer", "lock"),
     [(SGD, "none"), (ADAGRAD, "none"), (ADAGRAD, "rows"), (ADAGRAD, "round-robin")],

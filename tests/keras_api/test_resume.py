@@ -57,6 +57,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("name", CALLBACKS)
@@ -188,6 +189,7 @@ AVERAGING = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", AVERAGING)
 def test_what_workers_keep_resumes(name, tmp_path):
     """Slots, seeds and weights of each worker, and the outer optimizer: bit for bit."""

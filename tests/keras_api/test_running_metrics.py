@@ -80,6 +80,7 @@ def of_epochs(model):
     return data.apply(tf.data.experimental.assert_cardinality(STEPS))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rule", "steps_per_execution"), [*((rule, 1) for rule in STRATEGIES), ("periods", 5)]
 )
@@ -97,6 +98,7 @@ def test_this_epochs_mini_batches_from_the_first_on(rule, steps_per_execution):
             np.testing.assert_allclose([logs["mae"] for logs in steps], target, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", STRATEGIES)
 def test_simulated_workers_show_each_round_from_when_it_begins(rule, capsys):
     """Before the first round has its mini-batches there is nothing, and nothing is shown."""
@@ -210,6 +212,7 @@ def test_batches_of_other_static_sizes():
             np.testing.assert_allclose([logs["loss"] for logs in steps], target**2, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("eager", [True, False])
 def test_fit_after_a_loop_over_its_step(eager):
     """And compiled again: another program than the one that ran before."""

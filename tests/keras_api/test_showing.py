@@ -67,6 +67,7 @@ def data():
     return x, x.sum(1, keepdims=True)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "steps_per_execution"),
     [("plain", 1), ("plain", 5), ("own", 1), ("own", 5), ("rate", 1)],

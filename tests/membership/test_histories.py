@@ -54,6 +54,7 @@ def test_random_histories():
     assert min(seen.values()) > 100, seen
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=1000, deadline=None, derandomize=True)
 @hypothesis.given(st.randoms(use_true_random=False), st.integers(5, 60))
 def test_histories_that_are_made_small(random, transitions):

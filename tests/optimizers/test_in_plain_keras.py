@@ -27,6 +27,7 @@ class Table(keras.layers.Layer):
         return (shape[0], 3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.thin
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", PAIRS)

@@ -105,6 +105,7 @@ def delayed_run(optimizer):
     return model.get_weights()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_without_lambda_it_is_sgd_at_any_delay(decay):
     ours = delayed_run(lambda: optimizers.DelayCompensatedSGD(0.1, 0.0, decay))

@@ -72,6 +72,7 @@ def play(twin, events, sparse):
         yield twin.w, tau
 
 
+@pytest.mark.few(4)
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("periods", [(2, 2), (1, 3), (3, 2)], ids=str)

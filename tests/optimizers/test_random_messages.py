@@ -63,6 +63,7 @@ SETTINGS = settings(
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES)
 @SETTINGS
 @given(sequence=events(values(*SHAPE)))
@@ -84,6 +85,7 @@ def test_dense(rule, sequence):
     check(ours, twin)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES)
 @SETTINGS
 @given(sequence=events(rows_and_values))

@@ -64,6 +64,7 @@ def test_a_schedule_is_kept():
     assert float(again.learning_rate) == pytest.approx(0.025)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["adaptive_revision", "delay_compensated_adaptive", "fasgd"])
 def test_a_model_of_three_workers_loads_in_plain_keras_and_with_two(name, tmp_path):
     """What workers had fetched is not part of it, so their number plays no role."""
@@ -109,6 +110,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(name, tmp_path):
     assert strategy.steps == 64
 
 
+@pytest.mark.few(2)
 @pytest.mark.thin
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("name", OURS)

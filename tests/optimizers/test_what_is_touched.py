@@ -52,6 +52,7 @@ def _users(nodes, name, functions):
                 yield from _users(body.node_def, argument, functions)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rule", RULES)
 def test_only_rows_of_tables_are_read_and_written(rule):
     ours = Bench(RULES[rule][0], WORKERS, TABLE, sparse=True)

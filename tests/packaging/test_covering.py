@@ -57,9 +57,10 @@ def test_the_other_factors_values_are_chosen_about_as_often():
     assert max(often) - min(often) <= 1
 
 
-def item(function, thin, *row):
-    """A test of a function with these parameters; `thin` is what its mark says, if it has one."""
-    marks = [] if thin is None else [SimpleNamespace(name="thin", args=thin)]
+def item(function, thin, *row, few=None):
+    """A test of a function with these parameters; `thin` and `few` are what its marks say."""
+    said = {"thin": thin, "few": few}
+    marks = [SimpleNamespace(name=name, args=args) for name, args in said.items() if args]
     params = {f"p{n}": value for n, value in enumerate(row)}
     return SimpleNamespace(
         nodeid=f"f.py::{function}[{row}]",
@@ -67,7 +68,7 @@ def item(function, thin, *row):
         get_closest_marker=lambda name: next((m for m in marks if m.name == name), None),
         add_marker=lambda name: marks.append(SimpleNamespace(name=name, args=())),
         row=(function, *row),
-        tiers=lambda: [mark.name for mark in marks if mark.name != "thin"],
+        tiers=lambda: [mark.name for mark in marks if mark.name not in said],
     )
 
 
@@ -124,3 +125,21 @@ def test_together_functions_share_the_values():
     here = in_tier(tests)
     assert len(here) == 9
     assert [{row[n] for row in here} for n in range(2)] == [set("tuv"), set(range(9))]
+
+
+def test_of_a_function_marked_few_so_many_rows_are_left_with_most_values():
+    few = [item("t", None, *row, few=(2,)) for row in itertools.product("ab", (1, 2, 3))]
+    slow = item("t", None, "c", 4, few=(2,))
+    slow.add_marker("slow")
+    other = [item("u", None, *row) for row in itertools.product("ab", (1, 2))]
+    covering.mark_all_but_few([*few, slow, *other], "slow")
+    left = in_tier(few)
+    assert len(left) == 2
+    assert {row[1] for row in left} == {"a", "b"} and len({row[2] for row in left}) == 2
+    assert len(in_tier(few, "slow")) == 4
+    assert in_tier(other) == [test.row for test in other]
+
+
+def test_few_of_one_factor_are_so_many_of_its_values():
+    assert len(covering.cover([(n,) for n in range(9)], 1, "t", at_most=4)) == 4
+    assert covering.cover([(n,) for n in range(3)], 1, "t", at_most=7) == [0, 1, 2]

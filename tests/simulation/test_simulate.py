@@ -171,6 +171,7 @@ def test_downpour_accrues_and_steps_its_copy(sequence):
     check(result, Momentum(local_rate=0.25), sequence)
 
 
+@pytest.mark.slow
 @many
 @given(events(flushes=True))
 def test_softsync(sequence):

@@ -84,6 +84,7 @@ CASES += [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("algorithm", "optimizer", "jit"), CASES)
 def test_equal_to_the_simulator(algorithm, optimizer, jit):
     """Bit for bit, dropout included; compiled by XLA, up to rounding, and without dropout."""
