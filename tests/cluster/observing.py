@@ -23,6 +23,26 @@ SEED = int(os.environ.get("TF_DSGD_KILL_SEED", "0"))  # another one kills at oth
 # What TensorFlow itself writes as it is imported, before the package can say anything.
 NOISE = re.compile(r"WARNING: All log messages before|[IWE]\d{4} |^To enable the following")
 
+# What the script made_before.py finds where everything is as it should be.
+MADE_BEFORE = {
+    "learns": True,
+    "steps": 210,
+    "variable": 3.0,
+    "function": 9.0,
+    "constant": 9.0,
+    "table": [5.0, -1.0],
+    "mutable": [7, -1],
+    "words": [[3, 2], [2, 0]],
+    "layer": [[3, 1]],
+    "dataset": [0.0, 3.0, 6.0],
+    "model": True,
+    "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
+    "assigned": [5.0, [5.0, 6.0]],
+    "refused": "This strategy was made before another one connected this process ",
+    "freed": True,
+    "restored": [5.0, 6.0],
+}
+
 
 def measures_no_seconds(test):
     """A decorator: the test may run beside others, which is what `slow` ones do."""

@@ -20,9 +20,9 @@ START_SECONDS = 150.0  # TensorFlow's import takes 3 s, and was seen to take 38 
 
 
 class Process:
-    """A Python process whose output is read line by line as it comes."""
+    """A Python process, on a host of its own or here, whose output is read as it comes."""
 
-    def __init__(self, *arguments, warm=True, **environment):
+    def __init__(self, *arguments, warm=True, host=None, **environment):
         variables = {
             **helpers.python_env(),
             "CUDA_VISIBLE_DEVICES": "",
@@ -32,10 +32,13 @@ class Process:
         self.lines = []
         self._new = queue.SimpleQueue()
         popen = (
-            warm_start.Popen if warm and _may_be_warm(arguments, environment) else subprocess.Popen
+            warm_start.Popen
+            if warm and host is None and _may_be_warm(arguments, environment)
+            else subprocess.Popen
         )
+        command = (sys.executable, *arguments)
         self.popen = popen(
-            [sys.executable, *arguments],
+            [*(command if host is None else host.within(*command))],
             cwd=helpers.ROOT,
             env=variables,
             stdin=subprocess.PIPE,
@@ -101,12 +104,12 @@ def _may_be_warm(arguments, environment):
 
 
 @contextlib.contextmanager
-def started(*arguments, warm=True, **environment):
+def started(*arguments, warm=True, host=None, **environment):
     """A process that does not outlive the test, nor do its children.
 
     A script, or a launcher's script, has TensorFlow imported as it begins unless `warm` is False.
     """
-    process = Process(*arguments, warm=warm, **environment)
+    process = Process(*arguments, warm=warm, host=host, **environment)
     try:
         yield process
     finally:

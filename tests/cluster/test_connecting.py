@@ -11,6 +11,7 @@ import pytest
 from tests.cluster import processes
 from tests.cluster.observing import (
     CONNECT,
+    MADE_BEFORE,
     MODULE,
     NOISE,
     SCRIPTS,
@@ -89,24 +90,7 @@ def test_what_was_made_before_the_strategy_stays_usable():
     with processes.started(*options, str(SCRIPTS / "made_before.py")) as process:
         found = report(process, "RESULT")
         assert exit_of(process, 60.0)[0] == 0, log(process)
-    assert found == {
-        "learns": True,
-        "steps": 210,
-        "variable": 3.0,
-        "function": 9.0,
-        "constant": 9.0,
-        "table": [5.0, -1.0],
-        "mutable": [7, -1],
-        "words": [[3, 2], [2, 0]],
-        "layer": [[3, 1]],
-        "dataset": [0.0, 3.0, 6.0],
-        "model": True,
-        "weights": "/job:localhost/replica:0/task:0/device:CPU:0",
-        "assigned": [5.0, [5.0, 6.0]],
-        "refused": "This strategy was made before another one connected this process ",
-        "freed": True,
-        "restored": [5.0, 6.0],
-    }, log(process)
+    assert found == MADE_BEFORE, log(process)
     (warned,) = [line for line in process.lines if "traced before the strategy" in line]
     assert warned.count("assigning") == 1 and "one_step" not in warned
     assert "writers of tf.summary that were made before the strategy: 1" in process.text

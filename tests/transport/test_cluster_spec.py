@@ -1,7 +1,9 @@
 """Every bad configuration is an error that says what, where and how to mend it."""
 
+import contextlib
 import json
 import socket
+import time
 
 import pytest
 import tensorflow as tf
@@ -293,3 +295,48 @@ def test_who_answers():
         assert not probing.answers(names[0], 0.2)
         assert probing.not_answering([good, *names], 1.0) == set(names)
     assert probing.not_answering([], 1.0) == set()
+
+
+@contextlib.contextmanager
+def cut_off():
+    """An address that neither takes nor refuses a connection, as of a host that is gone."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(8):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+def test_those_that_are_cut_off_take_no_time_from_others():
+    server = tf.distribute.Server.create_local_server()
+    good = server.target.removeprefix("grpc://")
+    with contextlib.ExitStack() as stack:
+        gone = [stack.enter_context(cut_off()) for _ in range(12)]
+        assert not any(probing.reachable(address, 0.02) for address in gone)
+        for address in gone:  # whichever of the two is asked first
+            assert probing.not_answering([good, address], 0.3) == {address}
+        start = time.monotonic()
+        assert probing.not_answering([good, *gone], 1.0) == set(gone)
+        assert time.monotonic() - start < 1.9  # and not so long for each
+
+
+def test_a_name_of_several_places_is_asked_at_each(monkeypatch):
+    """As "localhost", which is ::1, too, where nobody listens."""
+    server = tf.distribute.Server.create_local_server()
+    port = server.target.rsplit(":", 1)[1]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        places = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, int(place)))
+            for host, place in (closed.getsockname(), ("127.0.0.1", port))
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: list(places))
+        assert probing.answers(f"two.places:{port}", 5.0)
+        places.reverse()
+        assert probing.answers(f"two.places:{port}", 5.0)
+        del places[0]
+        assert not probing.answers(f"two.places:{port}", 5.0)

@@ -36,39 +36,100 @@ def answers(address: str, seconds: float) -> bool:
 
 
 def not_answering(addresses: Iterable[str], seconds: float) -> set[str]:
-    """Those of the addresses at which no gRPC server answers within `seconds`."""
-    deadline = time.monotonic() + seconds
+    """Those of the addresses at which no gRPC server answers within `seconds`.
+
+    All are asked at the same time, so that one from which nothing comes back, as where a host was
+    cut off, takes nothing from the time of the others.
+    """
     silent = set(addresses)
-    said: dict[str, bytes] = dict.fromkeys(silent, b"")
-    before: dict[str, bytes] = {}
-    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as asked:
-        for address in list(silent):
-            host, port = address.rsplit(":", 1)
-            left = max(0.1, deadline - time.monotonic())
-            with contextlib.suppress(OSError):
-                connection = socket.create_connection((host.strip("[]"), int(port)), left)
-                stack.enter_context(connection)
-                connection.sendall(_HTTP2_PREFACE)
-                asked.register(connection, selectors.EVENT_READ, address)
+    with selectors.DefaultSelector() as asked, contextlib.ExitStack() as stack:
+        questions = [_Question(address, asked) for address in silent]
+        deadline = time.monotonic() + seconds  # once names are resolved
+        for question in questions:
+            stack.callback(question.end)
+            question.begin()
         while asked.get_map():
             ready = asked.select(max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
             for key, _ in ready:
-                heard = said[key.data] = said[key.data] + _received(key.fileobj)
-                if len(heard) >= _FRAME_HEADER_BYTES or heard == before.get(key.data, b""):
-                    asked.unregister(key.fileobj)
-                if _is_grpc(heard):
-                    silent.discard(key.data)
-                before[key.data] = heard
+                if key.data.go_on():
+                    silent.discard(key.data.address)
     return silent
 
 
-def _received(connection: Any) -> bytes:
-    try:
-        return bytes(connection.recv(_FRAME_HEADER_BYTES))
-    except OSError:
-        return b""
+class _Question:
+    """Whether a gRPC server answers at an address, asked without waiting for anything.
+
+    A name may stand for several places, as "localhost" does; the first that takes a connection is
+    asked.
+    """
+
+    def __init__(self, address: str, selector: selectors.BaseSelector):
+        self.address = address
+        self._selector = selector
+        self._places: list[Any] = []
+        self._socket: socket.socket | None = None
+        self._is_connected = False
+        self._heard = b""
+        host, port = address.rsplit(":", 1)
+        with contextlib.suppress(OSError):
+            self._places = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+
+    def begin(self) -> None:
+        """Connects to the next place that does not refuse at once, if there is one left."""
+        self.end()
+        while self._places:
+            family, kind, protocol, _, place = self._places.pop(0)
+            with contextlib.suppress(OSError):
+                self._socket = socket.socket(family, kind, protocol)
+                self._socket.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    self._socket.connect(place)
+                self._selector.register(self._socket, selectors.EVENT_WRITE, self)
+                return
+            self.end()
+
+    def go_on(self) -> bool:
+        """Does what can be done now; whether a gRPC server has answered."""
+        try:
+            if not self._is_connected:
+                self._greet()
+                return False
+            received = self._the_socket().recv(_FRAME_HEADER_BYTES - len(self._heard))
+        except OSError:
+            if self._is_connected:
+                self.end()
+            else:
+                self.begin()
+            return False
+        self._heard += received
+        if not received or len(self._heard) >= _FRAME_HEADER_BYTES:
+            self.end()
+        return _is_grpc(self._heard)
+
+    def _greet(self) -> None:
+        """Says what a client says first, or raises why no connection was made."""
+        talk = self._the_socket()
+        failed = talk.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            raise OSError(failed, "not connected")
+        talk.sendall(_HTTP2_PREFACE)
+        self._is_connected = True
+        self._selector.modify(talk, selectors.EVENT_READ, self)
+
+    def _the_socket(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("closed")
+        return self._socket
+
+    def end(self) -> None:
+        """Closes its connection, if there is one."""
+        if self._socket is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
 
 
 def _is_grpc(heard: bytes) -> bool:

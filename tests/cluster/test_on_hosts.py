@@ -1,0 +1,91 @@
+"""A cluster whose tasks are on hosts of their own, which meet by their addresses alone."""
+
+import contextlib
+import sys
+
+import pytest
+
+from tests.cluster import hosts, processes
+from tests.cluster.observing import (
+    MADE_BEFORE,
+    SCRIPTS,
+    exit_of,
+    log,
+    measures_no_seconds,
+    report,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's"),
+]
+
+
+@contextlib.contextmanager
+def cluster(script):
+    """A chief that runs this, one ps and two workers: hosts, and processes by their roles."""
+    with contextlib.ExitStack() as stack:
+        try:
+            on = stack.enter_context(hosts.made(3))
+        except PermissionError as error:
+            pytest.skip(str(error))
+        chief, ps, far = on
+        addresses = {
+            "chief": [f"{chief.address}:5000"],
+            "ps": [f"{ps.address}:5000"],
+            "worker": [f"{ps.address}:5001", f"{far.address}:5001"],
+        }
+
+        def start(job, index, host, *program):
+            config = processes.tf_config(job, index, **addresses)
+            return stack.enter_context(processes.started(*program, host=host, TF_CONFIG=config))
+
+        serve = ("-m", "tf_dsgd.serve")
+        started = {
+            "ps": start("ps", 0, ps, *serve),
+            "near": start("worker", 0, ps, *serve),
+            "far": start("worker", 1, far, *serve),
+            "chief": start("chief", 0, chief, str(script)),
+        }
+        yield on, started
+
+
+@measures_no_seconds
+def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chief():
+    with cluster(SCRIPTS / "made_before.py") as (_, started):
+        chief = started["chief"]
+        found = report(chief, "RESULT")
+        assert exit_of(chief, 60.0)[0] == 0, log(chief)
+    assert found == MADE_BEFORE, log(chief)
+
+
+@measures_no_seconds
+def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_once_an_epoch():
+    with cluster(SCRIPTS / "vanishing.py") as (on, started):
+        chief = started["chief"]
+        chief.line_with("EPOCH 3")
+        on[2].cut_off()
+        chief.line_with("lost worker 1")
+        on[2].joined_again()
+        chief.line_with("joined")
+        chief.popen.stdin.write("end\n")
+        chief.popen.stdin.flush()
+        found = report(chief, "RESULT")
+        assert exit_of(chief, 60.0)[0] == 0, log(chief)
+    assert found["counts"] == [found["epochs"]], log(chief)
+
+
+@measures_no_seconds
+def test_the_others_go_on_without_a_host_that_vanished_and_nobody_waits_for_a_ps_that_did():
+    with cluster(SCRIPTS / "vanishing.py") as (on, started):
+        chief = started["chief"]
+        chief.line_with("EPOCH 3")
+        on[2].cut_off()
+        chief.line_with("lost worker 1")
+        epoch = int(chief.line_with("EPOCH").split()[1])
+        chief.line_with(f"EPOCH {epoch + 50}")
+        on[1].cut_off()
+        chief.line_with("Lost ps 0", 30.0)
+        code, _ = chief.wait(30.0)
+    assert code == 1
+    assert "worker 0" not in log(chief), log(chief)
