@@ -20,7 +20,7 @@ import tf_dsgd
 
 BATCH = 32
 DECAY = 0.95  # of the mean square
-LAMBDAS = {"DC-ASGD-c": (1.0, 10.0, 100.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0)}
+LAMBDAS = {"DC-ASGD-c": (1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
 
 
 def run(condition, seeds, rates, options) -> dict:

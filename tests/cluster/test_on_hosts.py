@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from tests.cluster import hosts, processes
+from benchmarks import hosts
+from tests.cluster import processes
 from tests.cluster.observing import (
     MADE_BEFORE,
     SCRIPTS,
