@@ -147,6 +147,7 @@ TWO_TASKS = (
         *(f"a_split_is_plain_keras[{name}]" for name in ("several", "embedding")),
         "microbatches_have_the_gradient_of_the_mini_batch[{'global_clipnorm': 0.1}-3]",
     ),
+    "tests/equivalence/on_devices/test_combined.py",
     "tests/cluster/on_cluster/test_groups.py",
 )
 
