@@ -151,6 +151,9 @@ TWO_TASKS = (
     "tests/cluster/on_cluster/test_groups.py",
 )
 
+# Two of two tasks each, where one does the other's work.
+FOUR_TASKS = ("tests/cluster/on_cluster/test_two_groups.py",)
+
 # Of a product of configurations, the covering array that the fast tier runs; or all, and of what
 # differs in arithmetic alone, which threads go through, too, everything.
 WHICH = ("-m", "not slow")
@@ -188,8 +191,9 @@ def test_the_core_on_processes(workers, ps, tests):
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 30)
 @BESIDE_OTHERS
-def test_a_worker_of_two_tasks():
-    assert_pass(TWO_TASKS, "--workers", "2", "--tasks_per_worker", "2", "--ps", "2")
+@pytest.mark.parametrize(("tasks", "tests"), [(2, TWO_TASKS), (4, FOUR_TASKS)], ids=["one", "two"])
+def test_workers_of_two_tasks(tasks, tests):
+    assert_pass(tests, "--workers", str(tasks), "--tasks_per_worker", "2", "--ps", "2")
 
 
 def assert_pass(tests, *options):

@@ -32,6 +32,13 @@ KEPT = ["threshold", "topk", "powersgd"]
 """Those of the fast tier: what each keeps has another form."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def connected():
+    """As a process connects TensorFlow makes its devices anew: before the witness has variables."""
+    if helpers.ON_CLUSTER:
+        tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(tasks_per_worker=2))
+
+
 def made(strategy):
     """The strategy, and a model under it with the same first weights each time."""
     keras.utils.set_random_seed(3)
@@ -85,9 +92,7 @@ def two_simulated(value, cluster=(), strategy=tf_dsgd.DownpourStrategy, **option
     return made(strategy(on, model_parallel=value, **options))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in KEPT else slow) for n in CODECS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in KEPT else slow) for n in CODECS])
 def test_codecs(name):
     """What is applied, and what is kept, on the device of its weight."""
     make, given = two_simulated, {"push_every": 2, "fetch_every": 2}
@@ -116,9 +121,10 @@ def test_what_a_codec_keeps_goes_on_under_another_split(name, tmp_path):
     whole = one_worker(None, **options)
     fit(whole[1], epochs=3)
     for value, ends in ((PARTS, 1), (OTHER_PARTS, 2)):
+        _, model = one_worker(value, **options)
+        backup = tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup")
         with pytest.raises(helpers.Broken):
-            backup = tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup")
-            fit(one_worker(value, **options)[1], backup, helpers.break_off(ends, 2), epochs=3)
+            fit(model, backup, helpers.break_off(ends, 2), epochs=3)
     last = one_worker(None, **options)
     fit(last[1], tf_dsgd.callbacks.BackupAndRestore(tmp_path / "backup"), epochs=3)
     assert_same(whole, last)
