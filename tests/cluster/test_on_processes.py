@@ -152,7 +152,7 @@ TWO_TASKS = (
 )
 
 # Two of two tasks each, where one does the other's work.
-FOUR_TASKS = ("tests/cluster/on_cluster/test_two_groups.py",)
+FOUR_TASKS = ("tests/cluster/on_cluster/test_two_groups.py", "tests/conformance/test_fit.py")
 
 # Of a product of configurations, the covering array that the fast tier runs; or all, and of what
 # differs in arithmetic alone, which threads go through, too, everything.
@@ -193,7 +193,8 @@ def test_the_core_on_processes(workers, ps, tests):
 @BESIDE_OTHERS
 @pytest.mark.parametrize(("tasks", "tests"), [(2, TWO_TASKS), (4, FOUR_TASKS)], ids=["one", "two"])
 def test_workers_of_two_tasks(tasks, tests):
-    assert_pass(tests, "--workers", str(tasks), "--tasks_per_worker", "2", "--ps", "2")
+    options = ("--tasks_per_worker", "2", "--ps", "2", "--restart_workers", "1")
+    assert_pass(tests, "--workers", str(tasks), *options)
 
 
 def assert_pass(tests, *options):
