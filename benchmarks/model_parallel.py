@@ -1,4 +1,4 @@
-"""What the parts of a replica cost: processor time of a mini-batch and peak memory, by process.
+"""What the parts of a replica cost, and what they gain: processor time, memory, seconds.
 
     python benchmarks/model_parallel.py
     python -m tf_dsgd.launch --workers 1 --ps 2 benchmarks/model_parallel.py
@@ -6,11 +6,22 @@
 
 Alone it has a replica in one part beside a replica without parts, in turn, in one process. Under
 the launcher the replica has as many parts as a worker has tasks. Dense layers of equal width, SGD.
+
+    python benchmarks/model_parallel.py --pieces 1,2,4,8
+    python -m tf_dsgd.launch --workers 2 --ps 1 --tasks_per_worker 2 --threads_per_worker 1
+        benchmarks/model_parallel.py --pieces 1,2,4,8
+
+Seconds of a mini-batch that flows in so many pieces through two parts, on two devices of a process
+and on two processes, beside one device with one thread, in turn; and what share that is of the
+ideal, 2 m / (m + 1) for m pieces. In one process one device has one thread for operations, and two
+have two; of processes each worker task has a core of its own. For a machine that is at rest.
 """
 
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 
 import keras
@@ -18,6 +29,7 @@ import memory
 import numpy as np
 import processor_time
 import psutil
+import tensorflow as tf
 
 import tf_dsgd
 
@@ -95,6 +107,127 @@ def on_tasks(options):
         )
 
 
+# -- pieces ---------------------------------------------------------------------------------------
+
+ONE = "one device"
+
+
+def laid(options, pieces):
+    """Half of the layers on each of two parts."""
+    placed = {f"l{i}": 2 * i // options.layers for i in range(options.layers)}
+    return tf_dsgd.ModelParallel(placed, microbatches=pieces)
+
+
+def serve(options):
+    """Trains for an epoch, with what a line of the input names, and prints what that took.
+
+    In a process of its own, since threads are the whole process's.
+    """
+    devices = 1 if options.serve == ONE else 2
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(devices)
+    names = [ONE] if options.serve == ONE else options.pieces
+    runs = {}
+    for name in names:
+        cluster = tf_dsgd.LocalCluster(1, devices_per_worker=devices)
+        value = None if name == ONE else laid(options, name)
+        _, runs[str(name)] = trained(cluster, options, value)
+        runs[str(name)]()  # traced
+    print("ready", flush=True)
+    for line in sys.stdin:
+        began, before = time.perf_counter(), time.process_time()
+        runs[line.strip()]()
+        print(time.perf_counter() - began, time.process_time() - before, flush=True)
+
+
+class Child:
+    """A process that serves."""
+
+    def __init__(self, which):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", which, *sys.argv[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self._process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"{which} ended with {self._process.wait()}.")
+
+    def run(self, name):
+        """(seconds, processor's seconds) of an epoch."""
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        return tuple(map(float, self._process.stdout.readline().split()))
+
+    def end(self):
+        """Ends it."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def on_devices(options):
+    """Name -> a function that trains for an epoch; and what ends their processes."""
+    one, two = Child(ONE), Child("two devices")
+    runs = {ONE: lambda: one.run(ONE)}
+    runs |= {m: lambda m=m: two.run(m) for m in options.pieces}
+    return runs, lambda: (one.end(), two.end())
+
+
+def on_processes(options):
+    """The same; without parts a worker uses the first of its tasks alone."""
+    pids = tasks().values()
+    cores = sorted(os.sched_getaffinity(0))
+    workers = [pid for name, pid in tasks().items() if name.startswith("worker")]
+    for i, pid in enumerate(workers):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # what it starts later is where it is
+            os.sched_setaffinity(int(thread), {cores[i % len(cores)]})
+
+    def timed(run):
+        before = sum(map(processor_time.seconds_of, pids))
+        began = time.perf_counter()
+        run()
+        took = time.perf_counter() - began
+        return took, sum(map(processor_time.seconds_of, pids)) - before
+
+    cluster, runs = tf_dsgd.TFCluster(), {}
+    for name in (ONE, *options.pieces):
+        _, run = trained(cluster, options, None if name == ONE else laid(options, name))
+        run()  # traced
+        runs[name] = lambda run=run: timed(run)
+    return runs, lambda: None
+
+
+def in_pieces(options, runs, end):
+    """Prints what a mini-batch took, in turn, and how much faster that is."""
+    took = {name: [] for name in runs}
+    for _ in range(options.repetitions):
+        for name, run in runs.items():
+            took[name].append([1e3 * value / options.steps for value in run()])
+    end()
+    print(
+        f"{options.layers} layers of {options.width}, mini-batches of {options.batch}, "
+        f"{options.repetitions} repetitions in turn: medians (least to most)"
+    )
+    base = np.array(took[ONE])
+    for name, found in took.items():
+        wall, cpu = np.array(found).T
+        line = f"{name if name == ONE else f'{name} pieces'}: {spread(wall, 1)} ms"
+        if name != ONE:
+            ratios = base[:, 0] / wall
+            ideal = 2 * name / (name + 1)
+            line += (
+                f", {spread(ratios, 3)} times as fast, {spread(ratios / ideal, 3)} of the ideal "
+                f"{ideal:.3f}"
+            )
+        print(f"{line}; {spread(cpu, 1)} CPU ms", flush=True)
+
+
+def spread(values, digits):
+    """The median, and the least and the most."""
+    low, middle, high = np.min(values), np.median(values), np.max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -102,8 +235,15 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--microbatches", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--pieces", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if os.environ.get("TF_CONFIG"):
+    if options.serve:
+        serve(options)
+    elif options.pieces:
+        where = on_processes if os.environ.get("TF_CONFIG") else on_devices
+        in_pieces(options, *where(options))
+    elif os.environ.get("TF_CONFIG"):
         on_tasks(options)
     else:
         in_turn(options)

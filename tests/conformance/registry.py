@@ -1,11 +1,13 @@
 """Every public strategy, in several configurations, and every engine, for the same checks."""
 
 import functools
+import os
 
 import keras
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd.resuming import TASKS_PER_WORKER
 
 
 def _downpour(**options):
@@ -17,9 +19,9 @@ def _softsync(**options):
 
 
 def _averaging(outer=None, **options):
-    def make(cluster):
+    def make(cluster, **more):
         made = None if outer is None else outer()
-        return tf_dsgd.PeriodicAveragingStrategy(cluster, outer_optimizer=made, **options)
+        return tf_dsgd.PeriodicAveragingStrategy(cluster, outer_optimizer=made, **options, **more)
 
     return make
 
@@ -131,14 +133,35 @@ STEPS_PER_MEETING = {
     "averaging_diloco": 2,
 }
 
+# In a process that has several devices, and on a cluster whose workers are groups of tasks, those
+# that take it run with the layer that has weights on the second part of each worker.
+IN_PARTS = any(
+    os.environ.get(name, "1") != "1" for name in ("TF_DSGD_TEST_DEVICES", TASKS_PER_WORKER)
+)
+if IN_PARTS:
+    PARTS = tf_dsgd.ModelParallel({"ids": 0, "dense.*": 1}, microbatches=2)
+    NAMES = (
+        "downpour",
+        "downpour_update",
+        "downpour_threshold",
+        "softsync",
+        "averaging",
+        "elastic",
+    )
+    CONFIGURATIONS = {
+        name: functools.partial(CONFIGURATIONS[name], model_parallel=PARTS) for name in NAMES
+    }
+
 # Under the launcher the same checks run on its worker and ps processes.
+DEVICES = 2 if IN_PARTS else 1
 ENGINES = helpers.engines(
-    local=lambda: tf_dsgd.LocalCluster(2),
+    local=lambda: tf_dsgd.LocalCluster(2, devices_per_worker=DEVICES),
     simulated=lambda: tf_dsgd.SimulatedCluster(
         3,
         compute_seconds=[1.0, tf_dsgd.Exponential(1.5), 2.25],
         network_seconds=tf_dsgd.Exponential(0.1),
         seed=17,
+        devices_per_worker=DEVICES,
     ),
 )
 

@@ -20,7 +20,12 @@ from tf_dsgd.strategies.parts import cutting
 def test_on_four_devices(tier):
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", tier]
     run = subprocess.run(
-        [sys.executable, *arguments, "tests/equivalence/on_devices"],
+        [
+            sys.executable,
+            *arguments,
+            "tests/equivalence/on_devices",
+            "tests/conformance/test_fit.py",
+        ],
         cwd=helpers.ROOT,
         env=helpers.python_env(
             CUDA_VISIBLE_DEVICES="", PYTEST_ADDOPTS="", TF_DSGD_TEST_DEVICES="4"
