@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 from tests.equivalence import twin
+from tf_dsgd.engine import devices
 from tf_dsgd.strategies.parts import cutting
 
 
@@ -125,6 +126,16 @@ def test_devices_that_come_too_late_are_named():
     for cluster in (tf_dsgd.LocalCluster, tf_dsgd.SimulatedCluster):
         with pytest.raises(RuntimeError, match=r"devices_per_worker=2 needs .*has opened 1"):
             tf_dsgd.DownpourStrategy(cluster(1, devices_per_worker=2))
+
+
+def test_more_devices_than_there_are_of_a_kind_are_named():
+    words = "devices_per_worker=3 needs as many devices of one kind. Received: 2, GPU:0, GPU:1"
+    with pytest.raises(ValueError, match=words):
+        devices.of_parts(["GPU:0", "GPU:1"], 1, 3)
+    assert devices.of_parts(["GPU:0", "GPU:1", "GPU:2"], 2, 2) == [
+        ["GPU:0", "GPU:1"],
+        ["GPU:2", "GPU:0"],
+    ]
 
 
 def two_layers(loss="mse", jit_compile=False, **options):

@@ -108,6 +108,32 @@ def test_stale_workers_are_those_that_have_one_device(name):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("parts", "devices", "idle"),
+    [
+        ({"a": 0, "b|sum|c": 2}, 3, "no layer for part 1, of 3"),
+        ({".*": 0, "c": 1}, 2, "no layer for part 1, of 2"),  # the first pattern has all
+        ({"a": 0, ".*": 1}, 2, None),
+    ],
+)
+def test_a_part_without_layers_is_told_of_once(parts, devices, idle, capsys):
+    with downpour(parts, devices).scope():
+        model = models.skip()
+    x, y = models.vectors()
+    for size in (8, 7):  # traced for each
+        model.fit(x[:size], y[:size], batch_size=8, verbose=0)
+    said = capsys.readouterr().err
+    assert said.count("has no layer for part") == (idle is not None) and (idle or "") in said
+
+
+def test_auto_needs_a_layer_for_each_part():
+    with downpour("auto", devices=3).scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"of at least 3 layers. Received: .* with 2 layers"):
+        model.fit(*models.vectors(), batch_size=8, verbose=0)
+
+
 def test_threads_with_two_devices_each_train_every_example_once():
     strategy = tf_dsgd.DownpourStrategy(
         tf_dsgd.LocalCluster(2, devices_per_worker=2),

@@ -71,10 +71,18 @@ class ReplicaParts:
         self._latest = LaidStep(self, call, layers, optimizers, of_keras)
         return self._latest
 
-    def say_once(self, unplaced: Sequence[str]) -> None:
-        """Says which layers no pattern matched."""
-        if unplaced and not self._said:
-            self._said = True
+    def say_once(self, unplaced: Sequence[str], idle: Sequence[str]) -> None:
+        """Says which layers no pattern matched, and which parts have no layer."""
+        if self._said:
+            return
+        self._said = True
+        if idle:
+            say(
+                f"model_parallel has no layer for part {', '.join(idle)}, of "
+                f"{self.store.num_parts} of each worker, which does nothing. Name it in a pattern, "
+                "before others that match the same layers, or give workers fewer devices or tasks."
+            )
+        if unplaced:
             say(
                 "model_parallel has no pattern for these layers, each of which is on the part of "
                 f"its inputs: {', '.join(unplaced)}"
@@ -146,12 +154,14 @@ class LaidStep:
             outputs = in_pieces()
         laying.loops()
         self.edges = laying.edges(number)
+        used = set(map(self.part_of, self.layers))
         self._parts.say_once(
             [
                 f"{layered.path} (part {self._found[id(layered.layer)]})"
                 for layered in self.layers
                 if id(layered.layer) in self._found and _tf_parts.variables_of(layered.layer)
-            ]
+            ],
+            [str(part) for part in range(self._parts.store.num_parts) if part not in used],
         )
         return outputs
 
