@@ -183,7 +183,12 @@ class _Flow:
         machines = len(network[0].work)
         self._ready: list[list[tuple[int, int]]] = [[] for _ in range(machines)]
         self._computes, self._takes_in = [False] * machines, [0.0] * machines
-        self._sent = [_by_sender(phase, machines) for phase in network]
+        self._sent: list[dict[int, list[tuple[int, float]]]] = []
+        """Of each phase, by sender: (to, bytes for one example)."""
+        for phase in network:
+            self._sent.append(collections.defaultdict(list))
+            for (sender, to), size in phase.sent.items():
+                self._sent[-1][sender].append((to, size))
         self._needs: dict[tuple[int, int, int], int] = {}
         """(phase, piece, machine) -> what it waits for."""
         for p, n in itertools.product(range(len(network)), range(machines)):
@@ -195,8 +200,8 @@ class _Flow:
                     self._needs[p, piece, n] = messages + own
 
     def seconds(self) -> float:
-        for (p, piece, n), count in list(self._needs.items()):
-            if p == 0 and not count:
+        for p, piece, n in self._needs:
+            if p == 0:
                 self._ready[n].append((p, piece))
         for n in range(len(self._ready)):
             self._begin(n)
@@ -236,16 +241,6 @@ class _Flow:
             if not self._needs[p, piece, n]:
                 self._ready[n].append((p, piece))
                 self._begin(n)
-
-
-def _by_sender(phase: Phase, machines: int) -> list[list[tuple[int, float]]]:
-    """Each begins with the machine after it, so that nobody gets all messages at once."""
-    found: list[list[tuple[int, float]]] = [[] for _ in range(machines)]
-    for (sender, to), size in phase.sent.items():
-        found[sender].append((to, size))
-    for n, each in enumerate(found):
-        each.sort(key=lambda message: (message[0] - n) % machines)
-    return found
 
 
 # -- what is asked of it ----------------------------------------------------------------------
