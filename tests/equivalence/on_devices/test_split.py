@@ -112,8 +112,9 @@ def test_stale_workers_are_those_that_have_one_device(name):
     ("parts", "devices", "idle"),
     [
         ({"a": 0, "b|sum|c": 2}, 3, "no layer for part 1, of 3"),
-        ({".*": 0, "c": 1}, 2, "no layer for part 1, of 2"),  # the first pattern has all
-        ({"a": 0, ".*": 1}, 2, None),
+        # The first pattern has all.
+        pytest.param({".*": 0, "c": 1}, 2, "no layer for part 1, of 2", marks=slow),
+        pytest.param({"a": 0, ".*": 1}, 2, None, marks=slow),
     ],
 )
 def test_a_part_without_layers_is_told_of_once(parts, devices, idle, capsys):
