@@ -12,8 +12,8 @@ EXAMPLES, BATCH, EPOCHS = 250, 8, 3  # the last batch of an epoch has two exampl
 STEPS_PER_EPOCH = 32
 
 PAIRS = [(c, e) for c in registry.CONFIGURATIONS for e in registry.ENGINES]
-# A fit takes as long as all checks of it: one for each configuration is fast, on either engine; with
-# parts one of all.
+# A fit takes as long as all checks of it: one for each configuration is fast, on either engine;
+# with parts one of all.
 FAST = covering.cover(PAIRS, 1, at_most=1 if registry.IN_PARTS else None)
 MARKED = [
     pytest.param(pair, marks=[] if n in FAST else pytest.mark.slow, id="-".join(pair))
