@@ -7,14 +7,15 @@
 Alone it has a replica in one part beside a replica without parts, in turn, in one process. Under
 the launcher the replica has as many parts as a worker has tasks. Dense layers of equal width, SGD.
 
-    python benchmarks/model_parallel.py --pieces 1,2,4,8
+    python benchmarks/model_parallel.py --pieces 1,2,4,8 --batch 2048 --steps 4
     python -m tf_dsgd.launch --workers 2 --ps 1 --tasks_per_worker 2 --threads_per_worker 1
-        benchmarks/model_parallel.py --pieces 1,2,4,8
+        benchmarks/model_parallel.py --pieces 1,2,4,8 --batch 2048 --steps 4
 
 Seconds of a mini-batch that flows in so many pieces through two parts, on two devices of a process
 and on two processes, beside one device with one thread, in turn; and what share that is of the
 ideal, 2 m / (m + 1) for m pieces. In one process one device has one thread for operations, and two
-have two; of processes each worker task has a core of its own. For a machine that is at rest.
+share two, so that pieces of one part may run side by side, too; of processes each worker task has a
+core of its own. For a machine that is at rest.
 """
 
 import argparse
