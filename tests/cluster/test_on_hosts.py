@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 
 import pytest
 
@@ -23,38 +24,36 @@ pytestmark = [
 
 
 @contextlib.contextmanager
-def cluster(script):
-    """A chief that runs this, one ps and two workers: hosts, and processes by their roles."""
+def cluster(script, ps=True):
+    """A chief that runs this, a ps if so and two workers: hosts, and processes by their roles."""
     with contextlib.ExitStack() as stack:
         try:
             on = stack.enter_context(hosts.made(3))
         except PermissionError as error:
             pytest.skip(str(error))
-        chief, ps, far = on
+        chief, near, far = on
         addresses = {
             "chief": [f"{chief.address}:5000"],
-            "ps": [f"{ps.address}:5000"],
-            "worker": [f"{ps.address}:5001", f"{far.address}:5001"],
+            "worker": [f"{near.address}:5001", f"{far.address}:5001"],
         }
+        if ps:
+            addresses["ps"] = [f"{near.address}:5000"]
 
         def start(job, index, host, *program):
             config = processes.tf_config(job, index, **addresses)
             return stack.enter_context(processes.started(*program, host=host, TF_CONFIG=config))
 
         serve = ("-m", "tf_dsgd.serve")
-        started = {
-            "ps": start("ps", 0, ps, *serve),
-            "near": start("worker", 0, ps, *serve),
-            "far": start("worker", 1, far, *serve),
-            "chief": start("chief", 0, chief, str(script)),
-        }
-        yield on, started
+        if ps:
+            start("ps", 0, near, *serve)
+        start("worker", 0, near, *serve)
+        start("worker", 1, far, *serve)
+        yield on, start("chief", 0, chief, str(script))
 
 
 @measures_no_seconds
 def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chief():
-    with cluster(SCRIPTS / "made_before.py") as (_, started):
-        chief = started["chief"]
+    with cluster(SCRIPTS / "made_before.py") as (_, chief):
         found = report(chief, "RESULT")
         assert exit_of(chief, 60.0)[0] == 0, log(chief)
     assert found == MADE_BEFORE, log(chief)
@@ -62,8 +61,7 @@ def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chi
 
 @measures_no_seconds
 def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_once_an_epoch():
-    with cluster(SCRIPTS / "vanishing.py") as (on, started):
-        chief = started["chief"]
+    with cluster(SCRIPTS / "vanishing.py") as (on, chief):
         chief.line_with("EPOCH 3")
         on[2].cut_off()
         chief.line_with("lost worker 1")
@@ -77,9 +75,26 @@ def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_on
 
 
 @measures_no_seconds
+@pytest.mark.parametrize("ps", [True, False])
+def test_an_outage_shorter_than_the_timeout_is_no_loss(ps):
+    with cluster(SCRIPTS / "vanishing.py", ps) as (on, chief):
+        chief.line_with("EPOCH 3")
+        on[1].cut_off()  # a worker, and the ps if there is one: in any case weights
+        time.sleep(3.0)  # of the 6 s after which they count as lost
+        on[1].joined_again()
+        epoch = int(chief.line_with("EPOCH").split()[1])
+        chief.line_with(f"EPOCH {epoch + 10}")
+        chief.popen.stdin.write("end\n")
+        chief.popen.stdin.flush()
+        found = report(chief, "RESULT")
+        assert exit_of(chief, 60.0)[0] == 0, log(chief)
+    assert found["counts"] == [found["epochs"] / (1 if ps else 2)], log(chief)
+    assert "lost" not in log(chief).lower(), log(chief)
+
+
+@measures_no_seconds
 def test_the_others_go_on_without_a_host_that_vanished_and_nobody_waits_for_a_ps_that_did():
-    with cluster(SCRIPTS / "vanishing.py") as (on, started):
-        chief = started["chief"]
+    with cluster(SCRIPTS / "vanishing.py") as (on, chief):
         chief.line_with("EPOCH 3")
         on[2].cut_off()
         chief.line_with("lost worker 1")

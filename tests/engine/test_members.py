@@ -57,6 +57,9 @@ class Connection:
     def silent_shards(self):
         return []
 
+    def ended_shards(self):
+        return []
+
     def name_at(self, address):
         return f"a task at {address}"
 
@@ -167,13 +170,20 @@ def test_what_an_error_names_as_lost_is_not_told_of_again(capsys):
     """That error is a script's last line, and says how to go on; a probe may find out later."""
     engine = made(Connection())
     members, lost = engine.rounds.members, ["a task at ps0:1"]
-    engine.rounds.members.connection.silent_shards = lambda: lost
+    engine.rounds.members.connection.ended_shards = lambda: lost
     with pytest.raises(RuntimeError, match="Lost a task at ps0:1, and the part of the model"):
         members.look()
     members._condemn(["ps0:1", "w1:1"])
     assert capsys.readouterr().err.splitlines() == [
         "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
     ]
+
+
+def test_weights_that_are_out_of_reach_for_a_moment_are_not_lost():
+    """Calls that are under way go on, or fail, or a probe finds out; a look has no hurry."""
+    engine = made(Connection())
+    engine.rounds.members.connection.silent_shards = lambda: ["a task at ps0:1"]
+    engine.rounds.members.look()
 
 
 @pytest.mark.parametrize("found_by", ["its own call", "another's"])

@@ -324,6 +324,15 @@ def test_those_that_are_cut_off_take_no_time_from_others():
         assert time.monotonic() - start < 1.9  # and not so long for each
 
 
+def test_who_refuses():
+    """Nobody who listens, or may be cut off for a moment."""
+    with socket.create_server(("127.0.0.1", 0)) as server, cut_off() as gone:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert not probing.refuses(address, 1.0) and not probing.refuses(gone, 0.1)
+    assert probing.refuses(address, 1.0)
+    assert not probing.refuses("no-such-host.invalid:1", 1.0)
+
+
 def test_a_name_of_several_places_is_asked_at_each(monkeypatch):
     """As "localhost", which is ::1, too, where nobody listens."""
     server = tf.distribute.Server.create_local_server()

@@ -347,3 +347,17 @@ def test_device_filters_open_the_edges_within_a_worker_and_no_others(pairs):
     partners = {0: 1, 1: 0, 2: 3, 3: 2}
     assert filters["worker"] == {i: [ps, chief, tasks[p]] for i, p in partners.items()}
     assert filters["ps"] == {0: ["/job:worker", chief]}
+
+
+def test_shards_that_refuse_or_count_as_silent_have_ended(connection, monkeypatch):
+    """Those that are only out of reach have not."""
+    shards = [connection.tasks.jobs[job][index] for job, index in connection.tasks.of_shards]
+    refusing = set()
+    monkeypatch.setattr(probing, "reachable", lambda address, seconds: False)
+    monkeypatch.setattr(probing, "refuses", lambda address, seconds: address in refusing)
+    assert connection.ended_shards() == [] and len(connection.silent_shards()) == len(shards) > 0
+    refusing.add(shards[0])
+    assert connection.ended_shards() == [connection.name_at(shards[0])]
+    refusing.clear()
+    connection.liveness.condemn({shards[0]})
+    assert connection.ended_shards() == [connection.name_at(shards[0])]

@@ -370,7 +370,7 @@ class Members:
             self._check_somebody_comes(now)
         self._end_standstill(now)
         if not self.engine.has_failed:
-            silent = self.connection.silent_shards()
+            silent = self.connection.ended_shards()
             if silent:
                 raise self._shards_lost(silent)
 

@@ -165,6 +165,22 @@ class Connection:
             if not self._listens(self.tasks.jobs[job][index])
         ]
 
+    def ended_shards(self) -> list[str]:
+        """The tasks with shards, in words, that have ended, or count as silent.
+
+        One that is out of reach for less than it may be silent is neither.
+        """
+
+        def has_ended(address: str) -> bool:
+            silent = self.liveness.is_silent(address)
+            return silent or probing.refuses(address, deadlines.PROBE_SECONDS)
+
+        return [
+            self.tasks.name(job, index)
+            for job, index in self.tasks.of_shards
+            if has_ended(self.tasks.jobs[job][index])
+        ]
+
     def unanswering_shards(self, seconds: float) -> list[str]:
         """The tasks with shards, in words, that do not answer within that time."""
         places = {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}

@@ -20,6 +20,19 @@ def reachable(address: str, seconds: float) -> bool:
         return False
 
 
+def refuses(address: str, seconds: float) -> bool:
+    """Whether the host at "host:port" says that nobody listens there.
+
+    Of a host that says nothing, as one that is cut off for a moment, that is not known.
+    """
+    host, port = address.rsplit(":", 1)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
+            return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
+
+
 # What an HTTP/2 client says first (RFC 9113, section 3.4): its preface and empty settings.
 # A gRPC server's first frame is its settings (section 3.4): length, type 4, flags, stream 0.
 _FRAME_HEADER_BYTES = 9
