@@ -51,6 +51,27 @@ def test_several_shards():
     assert sum(line.startswith("  shard ") for line in lines) == 2
 
 
+@pytest.mark.parametrize("name", ["DownpourStrategy", "PeriodicAveragingStrategy"])
+def test_tables_and_how_they_are_trained(name):
+    strategy = getattr(tf_dsgd, name)(
+        tf_dsgd.SimulatedCluster(2), placement={"users/.*": tf_dsgd.Rows()}
+    )
+    assert "tables" not in str(strategy)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Embedding(1200, 2, name="users")])
+        model.compile("sgd", "mse")
+    told = "users/embeddings 1,200 x 2: split by rows"
+    if name != "DownpourStrategy":
+        told += ", updated as each message comes, and not averaged"
+    assert f"/{told}\n" in str(strategy)
+
+
+def test_parts_of_workers():
+    cluster = tf_dsgd.SimulatedCluster(1)
+    strategy = tf_dsgd.DownpourStrategy(cluster, model_parallel=tf_dsgd.ModelParallel({".*": 0}))
+    assert "  parts       1 of each worker; strategy.placement() shows what" in str(strategy)
+
+
 def test_a_shard_that_is_lost_does_not_keep_anybody_from_printing(monkeypatch):
     strategy = STRATEGIES["DownpourStrategy"](tf_dsgd.LocalCluster(2))
 

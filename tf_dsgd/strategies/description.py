@@ -14,6 +14,8 @@ def describe(strategy: Any) -> str:
     lines = [
         ("workers", f"{strategy.num_workers}, of {strategy.cluster!r}"),
         *_shards(strategy),
+        *_tables(strategy),
+        *_parts(strategy),
         ("on workers", _rule(strategy.algorithm.local)),
         ("exchange", _rule(strategy.algorithm.exchange)),
         *_messages(strategy.algorithm.codec, strategy.engine.store.residuals_lost),
@@ -33,6 +35,21 @@ def _shards(strategy: Any) -> list[tuple[str, str]]:
         )
         for index, shard in enumerate(shards)
     ]
+
+
+def _tables(strategy: Any) -> list[tuple[str, str]]:
+    """What is split by rows, which an averaging strategy trains otherwise than the rest."""
+    found = strategy.placement.split.tables
+    shapes = [f"{path} {' x '.join(f'{n:,}' for n in shape)}" for path, shape in found.items()]
+    averaged = strategy.algorithm.local.sends == "state"
+    how = ", updated as each message comes, and not averaged" if averaged else ""
+    return [("tables", f"{', '.join(shapes)}: split by rows{how}")] if shapes else []
+
+
+def _parts(strategy: Any) -> list[tuple[str, str]]:
+    parts = strategy.placement.parts
+    text = "of each worker; strategy.placement() shows what is where"
+    return [] if parts is None else [("parts", f"{parts.store.num_parts} {text}")]
 
 
 def _messages(codec: Any, lost: int) -> list[tuple[str, str]]:

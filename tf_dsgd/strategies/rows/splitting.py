@@ -56,6 +56,8 @@ class Patterns:
                 ) from error
         self._unmatched = set(self._patterns)
         self._seen: set[str] = set()
+        self.tables: dict[str, tuple[int, ...]] = {}
+        """Path and shape of the tables that are split, slots left out."""
 
     def __bool__(self) -> bool:
         return self._auto or bool(self._patterns)
@@ -126,6 +128,7 @@ def wanted(patterns: Patterns, beside: Any, options: Mapping[str, Any]) -> bool:
             "floats with rows. Received: "
             f"shape {tuple(variable.shape)}, {dtype.name}, trainable={variable.trainable}."
         )
+    patterns.tables[variable.path] = tuple(variable.shape)
     return True
 
 
