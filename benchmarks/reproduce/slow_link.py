@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import hosts
 import keras
@@ -220,12 +221,18 @@ def main() -> None:
         train(options.case, options.seed, options.seconds)
         return
     results = []
-    for megabits, seed, name in itertools.product(
+    if options.json and Path(options.json).exists():  # goes on where it was cut off
+        results = json.loads(Path(options.json).read_text())["results"]
+    done = {(row["megabits"], row["seed"], row["case"]) for row in results}
+    for which in itertools.product(
         setting.numbers(options.megabits, float), setting.numbers(options.seeds), CASES
     ):
-        if options.only in name:
-            results.append(run(name, seed, megabits, options.seconds))
-            print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+        megabits, seed, name = which
+        if which in done or options.only not in name:
+            continue
+        results.append(run(name, seed, megabits, options.seconds))
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+        runs.write_json(options.json, {**runs.provenance(), "results": results})
     setting.finish(options, results, report, None)
 
 
