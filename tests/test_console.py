@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tf_dsgd import console
+from tf_dsgd import console, resuming
 
 
 @pytest.fixture
@@ -55,3 +55,18 @@ def test_a_hook_of_the_users_stays(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", theirs)
     console.end_scripts_in_a_line()
     assert sys.excepthook is theirs
+
+
+@pytest.mark.parametrize("backup", [None, "/backups/checkpoint-7"])
+def test_ctrl_c_says_what_training_goes_on_from(hook, capsys, monkeypatch, backup):
+    monkeypatch.setattr(console, "_trains", lambda where: True)
+    monkeypatch.setattr(resuming, "_noted", [])
+    resuming.note("/backups/checkpoint-3")
+    resuming.note(backup)
+    hook(raised(KeyboardInterrupt))
+    where, last = capsys.readouterr().err.splitlines()
+    Path(where.removeprefix("tf_dsgd: the traceback is in ")).unlink()
+    if backup is None:
+        assert last.endswith("BackupAndRestore the same command would go on from there.")
+    else:
+        assert f"KeyboardInterrupt. The last checkpoint is in {backup}. To go on from it: " in last

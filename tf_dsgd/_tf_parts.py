@@ -140,6 +140,13 @@ def variables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
     return own + [generator.state for generator in layer._seed_generators]
 
 
+def compiled_losses(model: keras.Model) -> list[keras.losses.Loss]:
+    """Those that `compile` was given, once Keras has built them, as it does before it traces."""
+    compiled = getattr(model, "_compile_loss", None)
+    flat = [] if compiled is None else compiled._flat_losses or []
+    return [each.loss for each in flat if each.loss is not None]
+
+
 def masked_alike(tensor: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """`tensor` with the mask that Keras keeps of `other`."""
     mask = getattr(other, "_keras_mask", None)

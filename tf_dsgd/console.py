@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from tf_dsgd import floods
+from tf_dsgd import floods, resuming
 from tf_dsgd._tf_errors import WHOLE
 
 NOTHING_TRAINED = "Nothing was trained."
@@ -61,7 +61,9 @@ def end_scripts_in_a_line(
         last = str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}"
         if interrupted:
             goes_on = f"With {backups} the same command would go on from there"
-            last = f"{_line(where)}{kind.__name__}. {goes_on}."
+            written = resuming.last_noted()
+            goes_on = f"{goes_on}." if written is None else resuming.advice(written)
+            last = f"{_line(where)}{kind.__name__}. {goes_on}"
         lines = f"the traceback is in {file.name}", last
         floods.say_behind("".join(f"tf_dsgd: {line}\n" for line in lines))
 

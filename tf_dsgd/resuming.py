@@ -68,8 +68,17 @@ def command() -> str:
     return shlex.join(sys.orig_argv)
 
 
+_noted: list[str] = []
+
+
+def last_noted() -> str | None:
+    """The last checkpoint that this process wrote, and has not deleted."""
+    return _noted[0] if _noted else None
+
+
 def note(backup: str | None) -> None:
-    """Tells the launcher, if there is one, of the last checkpoint: it survives this process."""
+    """Keeps the last checkpoint, and tells the launcher, if any: that survives this process."""
+    _noted[:] = [backup] if backup else []
     passed = os.environ.get(BACKUP_FD, "")
     if not passed.isdecimal():
         return

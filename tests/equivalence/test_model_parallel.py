@@ -167,6 +167,41 @@ def bare():
     return model
 
 
+def two_outputs():
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(4, "tanh", name="a")(inputs)
+    outputs = [keras.layers.Dense(n, name=name)(hidden) for n, name in ((1, "u"), (2, "v"))]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", ["mse", "mae"], metrics=[["mae"], ["mse"]])
+    return model
+
+
+def test_logs_of_each_output_where_pieces_are_of_unequal_size():
+    """Of 10 examples 3, 3 and 4, and of the last 8 others; Keras counts a loss by mini-batches."""
+    laid = tf_dsgd.ModelParallel({".*": 0}, microbatches=3)
+    x = np.random.default_rng(0).standard_normal((48, 5)).astype("float32")
+    data = {"x": x, "y": [x[:, :1], x[:, 1:3]], "batch_size": 10, "epochs": 2, "verbose": 0}
+    expected = two_outputs().fit(**data, shuffle=False).history
+    with tf_dsgd.DownpourStrategy(ONE, model_parallel=laid).scope():
+        model = two_outputs()
+    found = model.fit(**data, shuffle=False).history
+    assert found.keys() == expected.keys() and {"u_loss", "v_loss"} < found.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-6, err_msg=name)
+
+
+def a_mean_of_ones_own(y, predicted):
+    return keras.ops.mean(keras.ops.square(y - predicted))
+
+
+def test_a_loss_of_one_number_is_taken_for_a_mean_and_said_so(capsys):
+    laid = tf_dsgd.ModelParallel({".*": 0}, microbatches=3)
+    strategy = tf_dsgd.DownpourStrategy(ONE, model_parallel=laid)
+    twin.assert_same_as_plain(lambda: two_layers(a_mean_of_ones_own), strategy, *twin.data())
+    assert capsys.readouterr().err.count("'a_mean_of_ones_own' gives one number for a batch") == 1
+
+
 NO_MEAN = keras.losses.MeanSquaredError(reduction="sum")
 
 
@@ -177,6 +212,7 @@ NO_MEAN = keras.losses.MeanSquaredError(reduction="sum")
         (two_layers, {"sequential.*/kernel": 0}, "no layer of the model"),
         (lambda: two_layers(jit_compile=True), {"a": 0}, "jit_compile=True does not go with"),
         (lambda: two_layers(NO_MEAN), {"a": 0}, "reduction='sum'"),
+        (lambda: two_layers(keras.losses.Dice()), {"a": 0}, "Dice is a quotient of sums"),
         (lambda: two_layers(activity_regularizer="l2"), {"a": 0}, "activity_regularizer of 'a'"),
         (bare, "auto", "sequential or functional"),
     ],

@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_parts
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.console import say
 
 _WEIGHTED = "microbatches={} takes the mean over pieces, weighted by their examples"
 
@@ -33,6 +34,12 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
                 'reduction="sum_over_batch_size", or microbatches=1. Received: '
                 f"reduction={reduction!r}."
             )
+        if isinstance(loss, keras.losses.Dice | keras.losses.Tversky):
+            raise ValueError(
+                f"{_WEIGHTED.format(number)}, and "
+                f"{type(loss).__name__} is a quotient of sums over all examples. Use another loss, "
+                f"or microbatches=1. Received: loss={loss.name!r}."
+            )
     for layer in layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
@@ -42,11 +49,59 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
             )
 
 
+class Weighted:
+    """Means that a step keeps for the logs, each piece of a mini-batch weighted by its examples.
+
+    Args:
+        model: whose step it is.
+        number: of pieces.
+    """
+
+    def __init__(self, model: keras.Model, number: int):
+        self._model = model
+        self._number = number
+        self._of_a_batch: set[str] = set()
+
+    @contextlib.contextmanager
+    def within(self, share: tf.Tensor) -> Iterator[None]:
+        """For a piece that has this share of the examples."""
+        with contextlib.ExitStack() as stack:
+            for metric in self._model.metrics:
+                if type(metric) is keras.metrics.Mean:
+                    update = functools.partial(_updated, metric.update_state, share)
+                    stack.enter_context(_tf.method_replaced(metric, "update_state", update))
+            for loss in _tf_parts.compiled_losses(self._model):
+                call = functools.partial(self._looked_at, loss.name, loss.call)
+                stack.enter_context(_tf.method_replaced(loss, "call", call))
+            yield
+
+    def _looked_at(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        result = call(*arguments)
+        if result.shape.rank == 0 and name not in self._of_a_batch:
+            self._of_a_batch.add(name)
+            say(
+                f"microbatches={self._number}: the loss {name!r} gives one number for a batch, "
+                "which must be a mean over its examples: of a sum, or anything else, the gradients "
+                "are not those without pieces."
+            )
+        return result
+
+
+def _updated(
+    update: Callable[..., Any], share: tf.Tensor, values: Any, sample_weight: Any = None
+) -> Any:
+    """A number for all of a piece, such as its loss, counts by its share."""
+    if sample_weight is None and tf.convert_to_tensor(values).shape.rank == 0:
+        sample_weight = share
+    return update(values, sample_weight=sample_weight)
+
+
 def in_pieces(
     call: Callable[[Any], Any],
     batch: Any,
     number: int,
     optimizers: Iterable[Any],
+    weighted: Weighted,
     of_keras: Any = None,
 ) -> Any:
     """Runs `call`, a step, on pieces of a batch; gives what it gave for the last one.
@@ -58,6 +113,7 @@ def in_pieces(
         batch: of which pieces are made.
         number: of pieces.
         optimizers: that the step may apply.
+        weighted: the means of its logs.
         of_keras: where the step is Keras's own, its optimizer. It scales the loss once, and nothing
             else, so that pieces are weighted by numbers and not gradient by gradient.
     """
@@ -69,9 +125,10 @@ def in_pieces(
     for piece, share in zip(pieces, shares, strict=True):
         with contextlib.ExitStack() as stack:
             noted = stack.enter_context(_noting(optimizers))
+            stack.enter_context(weighted.within(share))
             if of_keras is not None:
-                weighted = functools.partial(_weighted, of_keras.scale_loss, share)
-                stack.enter_context(_tf.method_replaced(of_keras, "scale_loss", weighted))
+                scaled = functools.partial(_scaled, of_keras.scale_loss, share)
+                stack.enter_context(_tf.method_replaced(of_keras, "scale_loss", scaled))
             outputs = call(piece)
         taken.append(noted)
     for applications in zip(*taken, strict=True):
@@ -82,7 +139,7 @@ def in_pieces(
     return outputs
 
 
-def _weighted(scale: Callable[[Any], Any], share: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
+def _scaled(scale: Callable[[Any], Any], share: tf.Tensor, loss: tf.Tensor) -> tf.Tensor:
     return scale(loss * tf.cast(share, loss.dtype))
 
 

@@ -68,7 +68,8 @@ class ReplicaParts:
         microbatches.check(model, [layered.layer for layered in layers], self.value.microbatches)
         own = type(model).train_step is keras.Model.train_step
         of_keras = model.optimizer if own else None
-        self._latest = LaidStep(self, call, layers, optimizers, of_keras)
+        weighted = microbatches.Weighted(model, self.value.microbatches)
+        self._latest = LaidStep(self, call, layers, optimizers, weighted, of_keras)
         return self._latest
 
     def say_once(self, unplaced: Sequence[str], idle: Sequence[str]) -> None:
@@ -110,6 +111,7 @@ class LaidStep:
         call: the step, of a batch.
         layers: of its model.
         optimizers: that the step may apply.
+        weighted: the means of its logs.
         of_keras: where the step is Keras's own, its optimizer.
     """
 
@@ -119,12 +121,14 @@ class LaidStep:
         call: Callable[[Any], Any],
         layers: Sequence[Layered],
         optimizers: Any,
+        weighted: microbatches.Weighted,
         of_keras: Any,
     ):
         self._parts = parts
         self._call = call
         self.layers = list(layers)
         self._optimizers = optimizers
+        self._weighted = weighted
         self._of_keras = of_keras
         self._found: dict[int, int] = {}
         """Of layers that no pattern matched, by their ids: the part of their inputs."""
@@ -144,6 +148,7 @@ class LaidStep:
             batch,
             number,
             self._optimizers,
+            self._weighted,
             self._of_keras,
         )
         if self._parts.store.num_parts == 1:
