@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, optimizers
 
 from tests.equivalence import twin
@@ -94,6 +95,34 @@ def subclassed():
     return compiled(Subclassed(), optimizers.Adagrad(0.1))
 
 
+class Winding(keras.Model):
+    """Runs a layer in a branch or in a loop, and others before and after it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.a, self.b = (layers.Dense(4, "tanh", name=name) for name in "ab")
+        self.c = layers.Dense(1, name="c")
+
+    def call(self, x):
+        hidden = self.a(x)
+        if self.way == "branch":
+            hidden = tf.cond(tf.reduce_mean(x) > 0.0, lambda: self.b(hidden), lambda: hidden)
+        else:
+            again = lambda n, h: (n + 1, self.b(h))  # noqa: E731
+            _, hidden = tf.while_loop(lambda n, _: n < 3, again, (0, hidden))
+        return self.c(hidden)
+
+
+def winding(way):
+    def make():
+        model = Winding(way)
+        model(np.zeros((1, 5), "float32"))
+        return compiled(model)
+
+    return make
+
+
 def embedding():
     """Gradients of rows, on another part than what they come from; masks."""
     ids = keras.Input((6,), dtype="int32")
@@ -157,6 +186,9 @@ SPLITS = {
     "shared": (shared, vectors, {"a": 0, "b": 1, "c": 1}),
     "several": (several, named, {"e/first": 0, "e/.*": 1, "a": 0, "value": 1, "sign": 0}),
     "subclassed": (subclassed, vectors, {"first/.*": 0, "second": 1, "second/outer": 0, "last": 1}),
+    "branch": (winding("branch"), vectors, {"a|c": 0, "b": 1}),
+    "loop": (winding("loop"), vectors, {"a|c": 0, "b": 1}),
+    "branch backwards": (winding("branch"), vectors, {"a|c": 1, "b": 0}),
     "embedding": (embedding, tokens, {"table": 1, "c": 0}),
     "recurrent": (recurrent, sequences, {"a/.*": 0, "b|c": 1}),
     "normal": (normal, vectors, {"a": 0, "norm|drop|c": 1}),

@@ -24,7 +24,17 @@ def downpour(parts, devices=2, microbatches=1, **options):
     return tf_dsgd.DownpourStrategy(local(devices), model_parallel=laid, **options)
 
 
-SLOW = {"skip backwards", "operators", "auto", "update", "compressed", "averaging", "elastic"}
+SLOW = {
+    "skip backwards",
+    "branch backwards",
+    "loop",
+    "operators",
+    "auto",
+    "update",
+    "compressed",
+    "averaging",
+    "elastic",
+}
 """Models and strategies of the second tier."""
 slow = pytest.mark.slow
 

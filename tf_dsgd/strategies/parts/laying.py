@@ -43,6 +43,8 @@ class Laying:
         self._graphs: dict[int, Any] = {}
         self._roots: dict[int, list[tf.Tensor]] = {}
         """Of functions that were opened, by their graphs: the anchors as each has them."""
+        self._traced: dict[int, Any] = {}
+        """Graphs of the forward pass: functions, and the branches and loops within."""
         self._backward = 0
         self._functions: dict[str, list[int | None]] = {}
 
@@ -131,6 +133,9 @@ class Laying:
     def _place(self, operation: tf.Operation) -> None:
         if self._backward and _tf_parts.is_condition_of_a_loop(operation.graph):
             return  # that of a loop's gradient may take in nothing
+        graph = operation.graph
+        if not self._backward:
+            self._traced[id(graph)] = graph
         inputs = list(operation.inputs)
         part = self.part
         if part is None:
@@ -141,7 +146,8 @@ class Laying:
             part = self._part_of_handle(handles[0])
         if part is None:
             return
-        graph = operation.graph
+        if self._backward and id(graph) in self._traced and (id(graph), part) not in self._anchors:
+            return  # what the gradient keeps of a branch or loop, which takes in nothing more
         self._graphs[id(graph)] = graph
         self._parts[id(graph), operation.name] = part
         if handles:
