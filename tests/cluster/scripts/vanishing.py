@@ -30,7 +30,7 @@ class UntilTold(keras.callbacks.Callback):
         self.model.stop_training = self.told.is_set()
 
 
-cluster = tf_dsgd.TFCluster(worker_timeout_seconds=6.0)
+cluster = tf_dsgd.TFCluster(worker_timeout_seconds=10.0)
 if "ps" in json.loads(os.environ["TF_CONFIG"])["cluster"]:
     strategy = tf_dsgd.DownpourStrategy(cluster, push_every=1, fetch_every=1)
 else:  # weights are on the workers; each worker's changes count by their mean
