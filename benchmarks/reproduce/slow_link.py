@@ -230,7 +230,10 @@ def main() -> None:
         megabits, seed, name = which
         if which in done or options.only not in name:
             continue
-        results.append(run(name, seed, megabits, options.seconds))
+        try:
+            results.append(run(name, seed, megabits, options.seconds))
+        except PermissionError as error:
+            parser.error(f"hosts of their own need Linux, root, ip and tc. {error}")
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
         runs.write_json(options.json, {**runs.provenance(), "results": results})
     setting.finish(options, results, report, None)

@@ -51,6 +51,15 @@ def cluster(script, ps=True):
         yield on, start("chief", 0, chief, str(script))
 
 
+def found_at_the_end(chief):
+    """What vanishing.py reports as it is told to end."""
+    chief.popen.stdin.write("end\n")
+    chief.popen.stdin.flush()
+    found = report(chief, "RESULT")
+    assert exit_of(chief, 60.0)[0] == 0, log(chief)
+    return found
+
+
 @measures_no_seconds
 def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chief():
     with cluster(SCRIPTS / "made_before.py") as (_, chief):
@@ -67,10 +76,7 @@ def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_on
         chief.line_with("lost worker 1")
         on[2].joined_again()
         chief.line_with("joined")
-        chief.popen.stdin.write("end\n")
-        chief.popen.stdin.flush()
-        found = report(chief, "RESULT")
-        assert exit_of(chief, 60.0)[0] == 0, log(chief)
+        found = found_at_the_end(chief)
     assert found["counts"] == [found["epochs"]], log(chief)
 
 
@@ -84,10 +90,7 @@ def test_an_outage_shorter_than_the_timeout_is_no_loss(ps):
         on[1].joined_again()
         epoch = int(chief.line_with("EPOCH").split()[1])
         chief.line_with(f"EPOCH {epoch + 10}")
-        chief.popen.stdin.write("end\n")
-        chief.popen.stdin.flush()
-        found = report(chief, "RESULT")
-        assert exit_of(chief, 60.0)[0] == 0, log(chief)
+        found = found_at_the_end(chief)
     assert found["counts"] == [found["epochs"] / (1 if ps else 2)], log(chief)
     assert "lost" not in log(chief).lower(), log(chief)
 

@@ -159,26 +159,25 @@ class Connection:
 
     def silent_shards(self) -> list[str]:
         """The tasks with shards, in words, that cannot be reached."""
-        return [
-            self.tasks.name(job, index)
-            for job, index in self.tasks.of_shards
-            if not self._listens(self.tasks.jobs[job][index])
-        ]
+        return self._shards_where(lambda address: not self._listens(address))
 
     def ended_shards(self) -> list[str]:
         """The tasks with shards, in words, that have ended, or count as silent.
 
         One that is out of reach for less than it may be silent is neither.
         """
+        return self._shards_where(
+            lambda address: (
+                self.liveness.is_silent(address)
+                or probing.refuses(address, deadlines.PROBE_SECONDS)
+            )
+        )
 
-        def has_ended(address: str) -> bool:
-            silent = self.liveness.is_silent(address)
-            return silent or probing.refuses(address, deadlines.PROBE_SECONDS)
-
+    def _shards_where(self, is_so: Callable[[str], bool]) -> list[str]:
         return [
             self.tasks.name(job, index)
             for job, index in self.tasks.of_shards
-            if has_ended(self.tasks.jobs[job][index])
+            if is_so(self.tasks.jobs[job][index])
         ]
 
     def unanswering_shards(self, seconds: float) -> list[str]:

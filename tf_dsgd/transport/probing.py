@@ -12,12 +12,7 @@ from typing import Any
 
 def reachable(address: str, seconds: float) -> bool:
     """Whether something accepts TCP connections at "host:port" within `seconds`."""
-    host, port = address.rsplit(":", 1)
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
-            return True
-    except OSError:
-        return False
+    return _refusal(address, seconds) is None
 
 
 def refuses(address: str, seconds: float) -> bool:
@@ -25,12 +20,17 @@ def refuses(address: str, seconds: float) -> bool:
 
     Of a host that says nothing, as one that is cut off for a moment, that is not known.
     """
+    return isinstance(_refusal(address, seconds), ConnectionRefusedError)
+
+
+def _refusal(address: str, seconds: float) -> OSError | None:
+    """Why no connection is made at "host:port" within `seconds`; None if one is."""
     host, port = address.rsplit(":", 1)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
-            return False
+            return None
     except OSError as error:
-        return isinstance(error, ConnectionRefusedError)
+        return error
 
 
 # What an HTTP/2 client says first (RFC 9113, section 3.4): its preface and empty settings.
