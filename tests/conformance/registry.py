@@ -84,13 +84,39 @@ CONFIGURATIONS = {
     ),
 }
 
+# Each codec, on each strategy that takes it, of a linear model's gradients. As little is left out as
+# three epochs allow to learn by.
+CODECS = {
+    "cast": tf_dsgd.compression.Cast("bfloat16"),
+    "ef_sign": tf_dsgd.compression.EFSign(),
+    "one_bit": tf_dsgd.compression.OneBit(),
+    "power_sgd": tf_dsgd.compression.PowerSGD(1),
+    "qsgd": tf_dsgd.compression.QSGD(8, seed=1),
+    "threshold": tf_dsgd.compression.Threshold(0.5),
+    "top_k": tf_dsgd.compression.TopK(0.5),
+    "top_k_momentum": tf_dsgd.compression.TopK(0.5, momentum=0.3),
+}
+TAKE_CODECS = {
+    "downpour": _downpour(push_every=2, fetch_every=2),
+    "downpour_update": _downpour(push_every=2, fetch_every=3, local_rule="optimizer"),
+    "softsync": _softsync(gradients_per_update=3),
+}
+
 if not helpers.ON_CLUSTER or helpers.ps_tasks() == 0:
     STRATEGIES |= set(WITHOUT_PS)
     CONFIGURATIONS["peers"] = functools.partial(
         tf_dsgd.CompressedAsyncStrategy, compression=tf_dsgd.compression.Threshold(0.05)
     )
+    TAKE_CODECS["peers"] = tf_dsgd.CompressedAsyncStrategy
 else:
     NOT_HERE |= dict.fromkeys(WITHOUT_PS, "it refuses ps tasks: tests/engine/test_peers.py")
+
+# As in CONFIGURATIONS. These count as the configuration does that the name begins with.
+WITH_CODECS = {
+    f"{strategy}_with_{codec}": functools.partial(make, compression=CODECS[codec])
+    for strategy, make in TAKE_CODECS.items()
+    for codec in CODECS
+}
 
 # What a configuration compiles, where it is not SGD.
 OPTIMIZERS = {
@@ -125,6 +151,9 @@ OF_ONE_WORKER = {
     "elastic_momentum",
 }
 
+# Where a worker fetches rounded weights.
+ROUNDED = {"downpour_bfloat16", *(name for name in WITH_CODECS if name.endswith("_with_cast"))}
+
 # Where workers meet: mini-batches of each between two meetings.
 STEPS_PER_MEETING = {
     "averaging": 4,
@@ -151,6 +180,7 @@ if IN_PARTS:
     CONFIGURATIONS = {
         name: functools.partial(CONFIGURATIONS[name], model_parallel=PARTS) for name in NAMES
     }
+    WITH_CODECS = {}
 
 # Under the launcher the same checks run on its worker and ps processes.
 DEVICES = 2 if IN_PARTS else 1
@@ -168,9 +198,14 @@ ENGINES = helpers.engines(
 
 def optimizer(configuration):
     """What a configuration's model is compiled with; called in the scope."""
-    return OPTIMIZERS.get(configuration, lambda: keras.optimizers.SGD(0.02))()
+    return OPTIMIZERS.get(without_codec(configuration), lambda: keras.optimizers.SGD(0.02))()
+
+
+def without_codec(configuration):
+    """The name of what a configuration is beside its codec."""
+    return configuration.split("_with_")[0]
 
 
 def make(configuration, engine):
     """A fresh strategy on a fresh cluster."""
-    return CONFIGURATIONS[configuration](ENGINES[engine]())
+    return (CONFIGURATIONS | WITH_CODECS)[configuration](ENGINES[engine]())

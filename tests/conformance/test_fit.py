@@ -24,7 +24,8 @@ def expected_iterations(run):
     strategy = run.strategy
     if run.configuration in registry.OF_ONE_WORKER:
         return strategy.steps // strategy.num_workers
-    return strategy.steps if run.configuration == "downpour_update" else strategy.updates
+    by_steps = registry.without_codec(run.configuration) == "downpour_update"
+    return strategy.steps if by_steps else strategy.updates
 
 
 def updates_in(run, messages, epochs, steps):
@@ -35,7 +36,7 @@ def updates_in(run, messages, epochs, steps):
     if run.configuration in registry.STEPS_PER_MEETING:
         in_one = registry.STEPS_PER_MEETING[run.configuration] * run.strategy.num_workers
         return epochs * -(-steps // in_one)
-    count = registry.MESSAGES_PER_UPDATE.get(run.configuration)
+    count = registry.MESSAGES_PER_UPDATE.get(registry.without_codec(run.configuration))
     return messages if count is None else epochs * -(-steps // count)
 
 
@@ -150,7 +151,7 @@ def test_load_weights_reaches_the_workers(trained, tmp_path):
         want = plain.evaluate(x, y, batch_size=BATCH, verbose=0)[0]
         history = trained.model.fit(x, y, batch_size=BATCH, verbose=0).history
         # Of rounded weights the loss is another, but near that of the right ones.
-        rtol = 0.2 if trained.configuration == "downpour_bfloat16" else 1e-5
+        rtol = 0.2 if trained.configuration in registry.ROUNDED else 1e-5
         np.testing.assert_allclose(history["loss"], [want], rtol=rtol)
     trained.model.load_weights(path)
     helpers.assert_close(trained.model.get_weights(), kept, 0)
@@ -188,6 +189,7 @@ def test_zz_a_second_fit_goes_on(trained):
         # A file with optimizer state was loaded before, which holds no parts of an iteration.
         assert abs(iterations - steps / trained.strategy.num_workers) <= 1
     else:
-        assert iterations == (steps if trained.configuration == "downpour_update" else updates)
+        by_steps = registry.without_codec(trained.configuration) == "downpour_update"
+        assert iterations == (steps if by_steps else updates)
     np.testing.assert_array_equal(trained.ids.take(), np.repeat(np.arange(EXAMPLES), 2))
     assert trained.model.evaluate(trained.x, trained.y, verbose=0)[0] < 0.5 * start

@@ -28,6 +28,19 @@ def test_every_registered_strategy_has_a_configuration():
     assert made == registry.STRATEGIES
 
 
+def test_every_public_codec_is_on_every_strategy_that_takes_it():
+    public = {getattr(tf_dsgd.compression, name) for name in tf_dsgd.compression.__all__}
+    assert public == {type(codec) for codec in registry.CODECS.values()}
+    one = registry.CODECS["threshold"]
+    made = {type(make(None, compression=one)).__name__ for make in registry.TAKE_CODECS.values()}
+    takes = {name for name in registry.STRATEGIES if _takes_codecs(getattr(tf_dsgd, name))}
+    assert made == takes
+
+
+def _takes_codecs(strategy):
+    return "compression" in inspect.signature(strategy).parameters
+
+
 def test_every_optimizer_that_looks_at_delays_is_compiled():
     public = {
         value

@@ -72,10 +72,14 @@ class World:
         self.processes = [Process() for _ in self.tasks]
         self.post = Post(self, contextlib.nullcontext(), self.tasks, lambda: Lock(self))
         self.queue, self.counted, self.failed = [], [], None
-        self.headers = set()
+        self.headers, self.withdrawn = set(), set()
         self.editions, self.outside, self.shown_version = 0, [], 0
         self.kills = 0
         self.seen = {"lost": 0, "joined": 0, "given": 0, "ghosts": 0, "late": 0}
+        self.sent_after_errors = {True: 0, False: 0}
+        """Messages, by whether they are valid, that were sent by no round."""
+        self.discarded = []
+        """What rounds that failed had computed."""
         self.actors, self.waits, self.turn = {}, {}, threading.Semaphore(0)
         self.here = threading.local()
         self.problem = None
@@ -172,6 +176,7 @@ class World:
                 assert not task.is_present or task.incarnation != header[1]
             except Wrong as error:
                 self.failed = error
+                self.discarded.append(header)
             except AllLost as error:
                 self.failed = error
             if header not in self.headers:
@@ -254,7 +259,10 @@ class World:
         return found
 
     def collect(self, m, key):
-        raise NotImplementedError
+        process = self.called(m)
+        process.table[key] = self.accrued
+        self.answered(process)
+        return self.accrued
 
     def send(self, source, key, targets):
         sender = self.processes[source]
@@ -332,7 +340,8 @@ class World:
         return True
 
     def withdraw(self, header):
-        raise NotImplementedError
+        assert header not in self.headers | self.withdrawn
+        self.withdrawn.add(header)
 
     def all_lost(self):
         updates = len(self.counted) - len(self.outside)
@@ -375,7 +384,30 @@ class World:
     def present(self):
         return [task.index for task in self.tasks if task.is_present]
 
+    def discard(self):
+        """After an error: its workers' messages are refused, and those of others may be whole."""
+        failed = {m: header for header in self.discarded for m in header[:1]}
+        for m in self.present():
+            valid, incarnation = m not in failed, self.tasks[m].incarnation
+            has_model = self.post._boxes.is_whole(m, incarnation)  # else it has computed nothing
+            if valid and not (has_model and self.queue and self.random.random() < 0.5):
+                continue
+            batch = self.queue.pop() if valid else failed[m][2]
+            self.accrued = (m, incarnation, batch)
+            try:
+                self.post.push(m, valid)
+            except Gone:
+                self.lose(m)
+                continue
+            known = self.headers if valid else self.withdrawn
+            here = self.tasks[m].is_present and self.tasks[m].incarnation == incarnation
+            assert self.accrued in known or not here
+            self.sent_after_errors[valid] += 1
+        self.discarded.clear()
+
     def drain(self):
+        if isinstance(self.failed, Wrong):
+            self.discard()
         here = []
         for m in self.present():
             try:

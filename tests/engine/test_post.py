@@ -24,12 +24,16 @@ def test_each_mini_batch_counts_once_in_every_copy_and_nobody_waits_without_end(
 
 
 def test_after_an_error_copies_are_equal():
+    """With what whole workers had not sent in them, and without what failed."""
+    sent = collections.Counter()
     for seed in range(1000, 1000 + HISTORIES):
         world = World(seed, errors=True)
         try:
             world.run()
         except (AssertionError, KeyError, RuntimeError, Gone) as error:
             raise AssertionError(f"World({seed}, errors=True)") from error
+        sent.update(world.sent_after_errors)
+    assert sent[True] > 10 and sent[False] > 10, sent
 
 
 def one_posted(workers):

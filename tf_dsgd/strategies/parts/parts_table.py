@@ -28,7 +28,7 @@ class Edge:
     bytes_per_example: float
     """Of tensors with an axis of examples."""
     bytes: int
-    """Of all others."""
+    """Of all others; where a mini-batch has a fixed size, of its tensors, too."""
 
 
 @dataclasses.dataclass(frozen=True)
