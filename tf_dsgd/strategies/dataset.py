@@ -146,6 +146,8 @@ class TokenIterator:
         """Batches handed out, and those that were done before."""
         self.passing = 0
         """Tokens still to be given that hand out nothing: their steps were done before."""
+        self.ahead = 0
+        """Tokens still to be given whose batches were handed out together with an earlier one's."""
 
     def skip(self, position: Position) -> None:
         """Goes on behind batches that were done before the checkpoint.

@@ -51,7 +51,10 @@ class HandingOut:
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint has of it."""
         counted = {"examples": np.array([self.handed_out, self.examples])}
-        return counted if self.iterations is None else counted | self.iterations.state()
+        if self.iterations is None:
+            return counted
+        iterator = None if self._of_now is None else self._of_now()
+        return counted | self.iterations.state(in_epoch=iterator is not None and iterator.ahead > 0)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""
@@ -78,6 +81,10 @@ class HandingOut:
             iterator.passing -= 1
             self._passes.tokens += 1
             return True
+        if iterator.ahead:
+            iterator.ahead -= 1
+            self._let_end(iterator)
+            return True
         try:
             if not iterator.stream.take(at_once):
                 if iterator.program is None:  # a loop of the user's own, which reads no metrics
@@ -95,17 +102,36 @@ class HandingOut:
                 before = self.handed_out
                 begun = self._begin(iterator, program)
                 self._summarize(iterator, before)
+                self._hand_out_the_rest(iterator, program)
                 return begun
         if iterator.program is not None:
             if not iterator.stream.make_ready():
                 return False
             self._hand_out(iterator, iterator.program)
+            self._hand_out_the_rest(iterator, iterator.program)
             return True
         for program in self.programs:
             program.mark()
         iterator.pending = True
         self._unresolved.add(iterator)
         return True
+
+    def _hand_out_the_rest(self, iterator: TokenIterator, program: FitProgram) -> None:
+        """Of a batch method's epoch: `fit` has nothing to show before the iteration has ended.
+
+        So workers have all mini-batches at once, and the tokens that are left hand out nothing.
+        """
+        if self.iterations is None:
+            return
+        while iterator.stream.take() and iterator.stream.make_ready():
+            self._hand_out(iterator, program)
+            iterator.ahead += 1
+        self._let_end(iterator)
+
+    def _let_end(self, iterator: TokenIterator) -> None:
+        """With the last token of an epoch, a batch method that has nothing more to do ends `fit`."""
+        if self.iterations is not None and not iterator.ahead and iterator.program is not None:
+            self.iterations.let_end(iterator.program.model)
 
     def _of_fit(self, iterator: TokenIterator) -> FitProgram | None:
         """The program that `fit`, if that asks, will run on this iterator; None if that is open."""

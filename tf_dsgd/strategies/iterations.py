@@ -1,9 +1,9 @@
 """Iterations of a batch method under `fit`: an epoch is one, and takes as many passes as it needs.
 
-The first pass is of the mini-batches that `fit` hands out. When the last of them is out, the
+With an epoch's first step all of its mini-batches are handed out, which is the first pass. Then the
 workers come to rest, the coordinator says where to evaluate next, and the same data are handed out
-again, until the line search has ended. So `fit` sees an epoch's last step when the weights are at
-its result, and its metrics are of the last pass, which is at those weights.
+again, until the line search has ended. So `fit` makes all other steps of an epoch when the weights
+are at its result, and its metrics are of the last pass, which is at those weights.
 """
 
 from __future__ import annotations
@@ -214,10 +214,12 @@ class Iterations:
         finally:
             self._under_way = None
         self.last = self._finished
-        if self.last.is_last and model is not None:
+
+    def let_end(self, model: keras.Model | None) -> None:
+        """An epoch's last token is given: `fit` ends with it, if there is nothing more to do."""
+        if self.last is not None and self.last is self._finished and self.last.is_last and model:
             model.stop_training = True
-            number = self.last.number
-            say(f"fit ends after iteration {number}: {self.last.reason}")
+            say(f"fit ends after iteration {self.last.number}: {self.last.reason}")
 
     def _vectors_of(self, program: Program) -> Vectors:
         if self._vectors is None or self._vectors.program is not program:
@@ -261,9 +263,9 @@ class Iterations:
 
     # -- checkpoints ------------------------------------------------------------------------
 
-    def state(self) -> dict[str, np.ndarray]:
-        """What a checkpoint has of it; called at rest."""
-        if self._under_way is not None:
+    def state(self, in_epoch: bool) -> dict[str, np.ndarray]:
+        """What a checkpoint has of it; called at rest. `in_epoch`: not all its tokens are given."""
+        if in_epoch or self._under_way is not None:
             raise ValueError(
                 "A batch method can be saved between two epochs, and not in the middle of the "
                 'passes of one. Use BackupAndRestore with save_freq="epoch".'
