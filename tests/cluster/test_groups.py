@@ -3,10 +3,11 @@
 import json
 import re
 
+import psutil
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report
+from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, measures_no_seconds, report
 
 pytestmark = pytest.mark.slow
 
@@ -35,3 +36,22 @@ def test_a_worker_is_lost_with_one_of_its_tasks_and_joins_when_it_is_whole():
     assert re.search(r"worker 1 at \S+ has not answered for 5 s and counts as lost", process.text)
     assert sum(got["steps"]) == got["expected"]
     assert min(got["steps"]) > 0
+
+
+TASKS, LAYERS, WIDTH = 8, 16, 3584
+
+
+@measures_no_seconds
+def test_a_task_trains_in_less_memory_than_a_copy_of_the_model_has():
+    """About five times its part at the peak: with eight, a task has not even one whole copy."""
+    copy = 4 * LAYERS * WIDTH**2
+    if psutil.virtual_memory().available < 15 * copy:
+        pytest.skip(f"all tasks together need {15 * copy / 1e9:.0f} GB of memory")
+    sizes = ("--workers", str(TASKS), "--tasks_per_worker", str(TASKS), "--ps", "2")
+    script = (str(SCRIPTS / "parts_beyond_memory.py"), *map(str, (TASKS, LAYERS, WIDTH)))
+    with processes.started(*MODULE, *sizes, *script) as process:
+        held, most, before, after, steps = report(process, "RESULT", 240.0)
+        assert exit_of(process, 60.0)[0] == 0, log(process)
+    assert held >= copy
+    assert 2 * copy / TASKS < most < 0.8 * copy, log(process)  # its own part, and what comes of it
+    assert steps == 6 and after < 0.9 * before, log(process)
