@@ -15,22 +15,19 @@ PAIRS = [(c, e) for c in registry.CONFIGURATIONS for e in registry.ENGINES]
 # A fit takes as long as all checks of it: one for each configuration is fast, on either engine;
 # with parts one of all.
 FAST = covering.cover(PAIRS, 1, at_most=1 if registry.IN_PARTS else None)
-# Each codec, and each strategy, meets each engine.
-ON_ENGINES = list(registry.ENGINES)
-CODECS = [
-    (c, ON_ENGINES[(n + n // len(registry.CODECS)) % len(ON_ENGINES)])
-    for n, c in enumerate(registry.WITH_CODECS)
-]
 MARKED = [
     pytest.param(pair, marks=[] if n in FAST else pytest.mark.slow, id="-".join(pair))
-    for n, pair in enumerate(PAIRS + CODECS)
+    for n, pair in enumerate(PAIRS)
 ]
 
 
 @pytest.fixture(scope="module", params=MARKED)
 def trained(request):
+    return train(*request.param)
+
+
+def train(configuration, engine):
     """A fit of three epochs with validation data, and what was seen at the end of each."""
-    configuration, engine = request.param
     keras.utils.set_random_seed(1)
     run = types.SimpleNamespace(configuration=configuration, engine=engine)
     run.strategy = registry.make(configuration, engine)

@@ -84,8 +84,8 @@ CONFIGURATIONS = {
     ),
 }
 
-# Each codec, on each strategy that takes it, of a linear model's gradients. As little is left out as
-# three epochs allow to learn by.
+# Each codec, on each strategy that takes it: tests/conformance/test_codecs.py. No more is held back
+# than what a linear model still learns with in three epochs.
 CODECS = {
     "cast": tf_dsgd.compression.Cast("bfloat16"),
     "ef_sign": tf_dsgd.compression.EFSign(),
@@ -150,9 +150,6 @@ OF_ONE_WORKER = {
     "elastic",
     "elastic_momentum",
 }
-
-# Where a worker fetches rounded weights.
-ROUNDED = {"downpour_bfloat16", *(name for name in WITH_CODECS if name.endswith("_with_cast"))}
 
 # Where workers meet: mini-batches of each between two meetings.
 STEPS_PER_MEETING = {

@@ -44,8 +44,10 @@ def test_the_loss_falls(trained):
     loss = trained.history["loss"]
     assert len(loss) == EPOCHS
     at_zero = float(np.mean(trained.y[:, 0] ** 2))  # the kernel starts at zero
-    # On threads and processes the machine decides how stale gradients are: 0.38 was seen.
-    share = 0.25 if trained.engine == "simulated" else 0.6
+    # On threads and processes the machine decides how stale gradients are: 0.38 was seen. With a
+    # codec some of the last gradients are not sent yet.
+    exact = trained.engine == "simulated" and trained.configuration in registry.CONFIGURATIONS
+    share = 0.25 if exact else 0.6
     assert loss[-1] < share * at_zero
     assert trained.history["val_loss"][-1] < share * at_zero
 
@@ -151,7 +153,7 @@ def test_load_weights_reaches_the_workers(trained, tmp_path):
         want = plain.evaluate(x, y, batch_size=BATCH, verbose=0)[0]
         history = trained.model.fit(x, y, batch_size=BATCH, verbose=0).history
         # Of rounded weights the loss is another, but near that of the right ones.
-        rtol = 0.2 if trained.configuration in registry.ROUNDED else 1e-5
+        rtol = 0.2 if trained.configuration == "downpour_bfloat16" else 1e-5
         np.testing.assert_allclose(history["loss"], [want], rtol=rtol)
     trained.model.load_weights(path)
     helpers.assert_close(trained.model.get_weights(), kept, 0)
@@ -189,7 +191,6 @@ def test_zz_a_second_fit_goes_on(trained):
         # A file with optimizer state was loaded before, which holds no parts of an iteration.
         assert abs(iterations - steps / trained.strategy.num_workers) <= 1
     else:
-        by_steps = registry.without_codec(trained.configuration) == "downpour_update"
-        assert iterations == (steps if by_steps else updates)
+        assert iterations == (steps if trained.configuration == "downpour_update" else updates)
     np.testing.assert_array_equal(trained.ids.take(), np.repeat(np.arange(EXAMPLES), 2))
     assert trained.model.evaluate(trained.x, trained.y, verbose=0)[0] < 0.5 * start

@@ -26,7 +26,9 @@ def most_bytes(process):
 
 
 parts = {f"part{p}_.*": p for p in range(tasks)}
-strategy = tf_dsgd.DownpourStrategy(tf_dsgd.TFCluster(), model_parallel=tf_dsgd.ModelParallel(parts))
+strategy = tf_dsgd.DownpourStrategy(
+    tf_dsgd.TFCluster(), model_parallel=tf_dsgd.ModelParallel(parts)
+)
 before = {process: most_bytes(process) for process in witness.worker_processes().values()}
 with strategy.scope():
     stack = [
