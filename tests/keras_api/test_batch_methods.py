@@ -1,5 +1,7 @@
 """`SandblasterStrategy` under `fit`: its loss is `evaluate`'s, and it ends by itself."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -181,11 +183,49 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_refused(tmp_path):
         model.fit(*_data(), batch_size=5, verbose=0, callbacks=[backup])
 
 
+class _Meeting(keras.layers.Layer):
+    """Once it is `open`, a step goes on only when another worker's has come, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.came, self.both = False, 0, threading.Event()
+
+    def meet(self, value):
+        if self.open:
+            self.came += 1
+            if self.came > 1:
+                self.both.set()
+            assert self.both.wait(30.0), "no other worker came"
+        return value
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        zero = tf.numpy_function(self.meet, [np.float32(0.0)], tf.float32)
+        return x + tf.ensure_shape(zero, [])
+
+
+def test_no_worker_waits_for_the_first_mini_batch_of_another():
+    """All of an epoch's are handed out before `fit` waits for what it shows of the first."""
+    meeting = _Meeting()
+    model = _model(_strategy(), lambda: [meeting])
+    model.fit(*_data(), batch_size=8, verbose=0)  # while it is traced, Keras asks for each
+    meeting.open = True
+    model.fit(*_data(), batch_size=8, verbose=0)
+    assert meeting.came > 1
+
+
 def test_the_loss_tolerance_ends_fit_and_says_why(capsys):
+    """With the last step of an epoch; each of its steps shows the iteration's end."""
     strategy = _strategy(loss_tolerance=1e-3)
     model = _model(strategy)
-    history = model.fit(*_data(), epochs=40, verbose=0)
+    shown = []
+    show = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda step, logs: shown.append((step, logs["loss"]))
+    )
+    history = model.fit(*_data(), batch_size=10, epochs=40, verbose=0, callbacks=[show])
     assert len(history.epoch) < 40
+    assert shown[-5:] == [(step, history.history["loss"][-1]) for step in range(5)]
     assert "loss_tolerance=0.001" in strategy.last_iteration().reason
     assert "loss_tolerance=0.001" in capsys.readouterr().err
 

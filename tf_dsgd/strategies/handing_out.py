@@ -129,7 +129,7 @@ class HandingOut:
         self._let_end(iterator)
 
     def _let_end(self, iterator: TokenIterator) -> None:
-        """With the last token of an epoch, a batch method that has nothing more to do ends `fit`."""
+        """With an epoch's last token a batch method that has nothing more to do ends `fit`."""
         if self.iterations is not None and not iterator.ahead and iterator.program is not None:
             self.iterations.let_end(iterator.program.model)
 
