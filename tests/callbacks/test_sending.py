@@ -156,8 +156,34 @@ def test_what_falls_behind_is_warned_of_once(warned):
     assert logs["fraction_overdue"] == [1.0, 1.0, 1.0]
     assert logs["residual_norm"] == pytest.approx([np.sqrt(3) * 3.0 * k for k in (1, 2, 3)])
     (said,) = warned()
-    assert "100 % are above tau=0.25" in said and "were 0 %" in said
+    assert "100 % are above tau=0.25" in said and "100 % were before" in said
+    assert f"norm of {np.sqrt(3) * 3:.3g}, and had {np.sqrt(3) * 1.5:.3g}." in said
     assert "Use a larger tau" in said and "warm start" in said
+
+
+def test_the_first_epoch_is_compared_with_its_first_messages(warned):
+    """With one epoch alone. After one step 0.75 are held back of each, and 7.5 after ten."""
+    train(compression.Threshold(0.25), 10)
+    (said,) = warned()
+    assert "100 % were before" in said
+
+
+def test_large_first_gradients_that_are_made_up_for_are_no_reason_to_warn(warned):
+    """A message takes 1 of 8, 1/2, 1/2, ...: 7 are held back after the first, 1.5 after twelve."""
+    strategy = tf_dsgd.DownpourStrategy(
+        tf_dsgd.SimulatedCluster(1), compression=compression.Threshold(1.0)
+    )
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(0.0), width=2)
+    x = np.full((12, 2), 0.5, "float32")
+    x[0] = [2.0, 8.0]
+    monitor = StalenessMonitor(every_seconds=1.0, tensorboard=False)
+    logs = model.fit(
+        x, np.zeros((12, 1)), batch_size=1, shuffle=False, verbose=0, callbacks=[monitor]
+    ).history
+    assert logs["fraction_overdue"] == [0.5]
+    assert logs["residual_norm"] == [pytest.approx(np.hypot(0.5, 1.5))]
+    assert not warned()
 
 
 def test_a_residual_above_a_gradient_is_no_reason_to_warn(warned):

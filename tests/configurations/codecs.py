@@ -36,6 +36,15 @@ RULES = [
         error=TypeError,
     ),
     Rule(
+        "a codec that keeps something does not go with tables that placement names",
+        lambda value: tf_dsgd.DownpourStrategy(
+            LOCAL, compression=value, placement={"users/.*": tf_dsgd.Rows()}
+        ),
+        st.sampled_from([compression.Threshold(0.5), compression.QSGD(4), compression.OneBit()]),
+        [compression.Cast("bfloat16"), None],
+        ("keeps something of each weight", "'users/.*'", "Cast", "leave one of the two out"),
+    ),
+    Rule(
         "tau is a number above 0 and finite",
         compression.Threshold,
         rule.not_reals(rule.between(0, float("inf"))),

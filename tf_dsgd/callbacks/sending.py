@@ -13,8 +13,9 @@ from tf_dsgd.algorithm import Codec
 from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.engine import traffic
 
-# An epoch's end is warned of where this share of elements is above tau after sending, and it has
-# grown by this factor since the epoch began: single elements are always late.
+# An epoch's end is warned of where this share of elements is above tau after sending, and it,
+# or with the same share the residual, has grown by this factor since the epoch began, or since its
+# first sample that had messages: single elements are always late, and first gradients are largest.
 _MANY, _GROWN = 0.01, 1.1
 
 
@@ -36,6 +37,13 @@ class Sent:
         same = np.equal(self.incarnations, before.incarnations)
         return dataclasses.replace(self, rows=self.rows - before.rows * same[:, None])
 
+    @property
+    def norm(self) -> float:
+        """Of a worker's residual, in the root of the mean square; NaN where there is none."""
+        there = np.array([]) if self.residuals is None else self.residuals
+        there = there[np.isfinite(there)]
+        return math.sqrt(float(np.mean(there**2))) if len(there) else math.nan
+
     def measures(self) -> dict[str, float]:
         """What goes into logs; NaN where there was no message."""
         total = self.rows.sum(0)
@@ -46,11 +54,9 @@ class Sent:
             "fraction_emitted": _ratio(total[traffic.EMITTED], total[traffic.ELEMENTS]),
         }
         if self.residuals is not None:
-            there = self.residuals[np.isfinite(self.residuals)]
-            norm = math.sqrt(float(np.mean(there**2))) if len(there) else math.nan
             gradient = math.sqrt(_ratio(total[traffic.SQUARES], messages))
-            found["residual_norm"] = norm
-            found["residual_to_gradient"] = _ratio(norm, gradient)
+            found["residual_norm"] = self.norm
+            found["residual_to_gradient"] = _ratio(self.norm, gradient)
             found["residuals_lost"] = float(self.residuals_lost)
         if self.overdue is not None:
             found["fraction_overdue"] = self.overdue
@@ -96,14 +102,17 @@ class SendingMeter:
     def warn(self, begin: Sent, end: Sent) -> None:
         """Says once, at an epoch's end, that more and more elements wait."""
         before, now = begin.overdue, end.overdue
-        if self._warned or before is None or now is None:
+        if self._warned or before is None or now is None or now < _MANY:
             return
-        if now < _MANY or now < _GROWN * before:
+        # Where all of them are, the share cannot grow.
+        grows = now >= _GROWN * before or (now >= before and end.norm >= _GROWN * begin.norm)
+        if not grows:
             return
         self._warned = True
         logging.warning(
             "tf_dsgd: of the elements that workers hold back, %.3g %% are above tau=%g after "
-            "sending; when the epoch began they were %.3g %%. They get more at each message than "
+            "sending, %.3g %% were before; what is held back has a norm of %.3g, and had %.3g. "
+            "They get more at each message than "
             "the tau that a message takes, so the model falls behind its gradients. Use a larger "
             "tau, or, if gradients are this large only in the beginning, a warm start: the weights "
             "of a short run without compression, or DownpourStrategy's warm_start_steps. A "
@@ -111,4 +120,6 @@ class SendingMeter:
             100 * now,
             self._codec.overdue_above,
             100 * before,
+            end.norm,
+            begin.norm,
         )

@@ -17,6 +17,7 @@ from tf_dsgd.callbacks.measuring import Measures, Meter
 from tf_dsgd.callbacks.run_files import TENSORBOARD_MISSING, Events, Records
 from tf_dsgd.callbacks.sending import SendingMeter, Sent
 from tf_dsgd.checks import called, folder, positive_seconds, truth
+from tf_dsgd.engine import traffic
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.strategies.base import DistributedStrategy
 
@@ -52,7 +53,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         fraction_overdue              of `Threshold`: share of elements above tau after sending
 
     On a cluster of processes these are taken at the ends of epochs, where workers are at rest. If
-    `fraction_overdue` grows over an epoch, and is above 1 %, a warning says so, once.
+    `fraction_overdue`, or with the same fraction the residual, grows over an epoch (the first: from
+    its first sample with messages on), and the fraction is above 1 %, a warning says so, once.
 
     With `run_dir`, and at most every `every_seconds`, it also appends a line to
     `run_dir/monitor.jsonl`, and scalars and histograms to event files under
@@ -117,6 +119,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         self._sending: SendingMeter | None = None
         self._sent: Sent | None = None
         self._sent_at_epoch: Sent | None = None
+        self._held_at_first: Sent | None = None
+        """As the epoch began, or the first sample in it that had messages."""
         self._records: Records | None = None
         self._events: Events | None = None
         self._start: Snapshot | None = None
@@ -245,6 +249,7 @@ class StalenessMonitor(keras.callbacks.Callback):
         meter = self._running()
         self._last = meter.snapshot()
         self._sent = self._sent_at_epoch = None if self._sending is None else self._sending.read()
+        self._held_at_first = _if_sent(self._sent)
         self._epoch = self._latest = None
         self._due = self._last.seconds + self.every_seconds
         if self._start is None:
@@ -262,7 +267,8 @@ class StalenessMonitor(keras.callbacks.Callback):
             raise RuntimeError("on_epoch_end was called before on_epoch_begin.")
         if sending is not None and self._sent is not None and begun is not None:
             sent = self._sent.since(begun).measures()
-            sending.warn(begun, self._sent)
+            if self._held_at_first is not None:
+                sending.warn(self._held_at_first, self._sent)
         self._epoch_end = meter.measure(now.since(self._epoch_start)), now, sent
         return self._epoch_end
 
@@ -290,6 +296,8 @@ class StalenessMonitor(keras.callbacks.Callback):
         if sending is None or before is None or not (at_rest or sending.at_any_time):
             return {}
         self._sent = sending.read()
+        if self._held_at_first is None:
+            self._held_at_first = _if_sent(self._sent)
         return {} if self._sent is None else self._sent.since(before).measures()
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -313,6 +321,11 @@ class StalenessMonitor(keras.callbacks.Callback):
             self._events.close()
         self._meter = self._sending = self._records = self._events = None
         self._start = self._epoch_start = self._epoch_end = None
+
+
+def _if_sent(sent: Sent | None) -> Sent | None:
+    """None where there was no message: nothing is held back before the first."""
+    return sent if sent is not None and sent.rows[:, traffic.MESSAGES].any() else None
 
 
 def _messages(sent: dict[str, float]) -> dict[str, dict[str, float]]:

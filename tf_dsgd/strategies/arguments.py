@@ -11,6 +11,8 @@ from tf_dsgd import compression as codecs
 from tf_dsgd.algorithm import Codec
 from tf_dsgd.algorithms.downpour import inverse_staleness
 from tf_dsgd.checks import integer, one_of
+from tf_dsgd.compression.lossy import Lossy
+from tf_dsgd.strategies.rows.splitting import Patterns
 
 # Staleness at which a scaling is tried before training: all that a few workers have, and some more.
 _TRIED = (*range(65), 100, 1000, 10_000)
@@ -41,6 +43,20 @@ def codec(compression: Any, wire_dtype: Any = None) -> Codec:
             f"tf_dsgd.compression.Threshold(0.002), or None. Received: {compression!r}."
         )
     return compression
+
+
+def check_codec_of_tables(codec: Codec, split: Patterns) -> None:
+    """Whether tables that `placement` names can be split with this codec.
+
+    Raises:
+        ValueError: if it keeps something of each weight where a copy of it is.
+    """
+    if isinstance(codec, Lossy) and codec.keeps and split.patterns:
+        raise ValueError(
+            f"compression={codec!r} keeps something of each weight on each worker, and no worker "
+            f"has the tables of placement, {split.patterns}. Use tf_dsgd.compression.Cast, or "
+            "leave one of the two out."
+        )
 
 
 def staleness_factor(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:

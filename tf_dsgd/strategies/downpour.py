@@ -13,6 +13,7 @@ from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Perio
 from tf_dsgd.algorithms.updates import AddUpdate, CompiledOptimizerOnWorker
 from tf_dsgd.checks import called, integer, one_of, positive_int, real
 from tf_dsgd.strategies.arguments import (
+    check_codec_of_tables,
     check_staleness_factor,
     codec,
     staleness_bound,
@@ -206,6 +207,7 @@ class DownpourStrategy(DistributedStrategy):
                 'local_rule="optimizer" it runs on workers, who have whole tables. Leave one of '
                 "the two out."
             )
+        check_codec_of_tables(messages, split)
         cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
         replica_parts.use(self, model_parallel)

@@ -12,6 +12,7 @@ from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.softsync import CollectGradients
 from tf_dsgd.checks import one_of, positive_int
 from tf_dsgd.strategies.arguments import (
+    check_codec_of_tables,
     check_staleness_factor,
     codec,
     staleness_bound,
@@ -130,6 +131,7 @@ class SoftsyncStrategy(DistributedStrategy):
         server = CollectGradients(count, scaling)
         split = Patterns(placement)
         local, messages = AccrueGradient(rate=0.0), codec(compression)
+        check_codec_of_tables(messages, split)
         cluster = model_parallels.checked(model_parallel, cluster, split=bool(split))
         super().__init__(cluster, Algorithm(local, exchange, server, messages))
         replica_parts.use(self, model_parallel)

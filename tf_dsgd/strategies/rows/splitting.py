@@ -59,6 +59,11 @@ class Patterns:
         self.tables: dict[str, tuple[int, ...]] = {}
         """Path and shape of the tables that are split, slots left out."""
 
+    @property
+    def patterns(self) -> list[str]:
+        """The regular expressions; none with "auto"."""
+        return list(self._patterns)
+
     def __bool__(self) -> bool:
         return self._auto or bool(self._patterns)
 
