@@ -43,6 +43,7 @@ RULES = [
         st.sampled_from([compression.Threshold(0.5), compression.QSGD(4), compression.OneBit()]),
         [compression.Cast("bfloat16"), None],
         ("keeps something of each weight", "'users/.*'", "Cast", "leave one of the two out"),
+        few=True,
     ),
     Rule(
         "tau is a number above 0 and finite",

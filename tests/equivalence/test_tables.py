@@ -348,13 +348,19 @@ def refused(make, **options):
         (lambda: SGD(global_clipnorm=1.0), {}, "global_clipnorm=1.0"),
         (SGD, {"embedding": {"embeddings_constraint": "non_neg"}}, "its constraint takes all"),
         (SGD, {"embedding": {"embeddings_regularizer": "l2"}}, "a regularizer"),
-        (SGD, {"compression": tf_dsgd.compression.Threshold(0.1)}, "keeps something of each"),
         (SGD, {"compiled": {"jit_compile": True}}, "jit_compile=True does not go with tables"),
         (SGD, {"placement": {"tabel/.*": tf_dsgd.Rows()}}, "tabel.*no variable has such a path"),
     ],
 )
 def test_what_cannot_act_on_rows_is_refused_by_name(make, options, said):
     assert re.search(said, refused(make, **options), re.DOTALL)
+
+
+def test_a_codec_that_keeps_something_of_what_auto_splits(monkeypatch):
+    """With a placement that names tables it is refused when the strategy is made."""
+    monkeypatch.setattr(splitting, "_AUTO", ROWS * WIDTH * 4)
+    codec = tf_dsgd.compression.Threshold(0.1)
+    assert "keeps something of each" in refused(SGD, compression=codec, placement="auto")
 
 
 @pytest.mark.parametrize(
