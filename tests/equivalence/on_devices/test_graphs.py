@@ -126,3 +126,10 @@ def test_the_table_says_what_is_where_and_what_travels():
     lines = str(table).splitlines()
     assert lines[1].split() == ["0", "CPU:0", "36", "a"]
     assert any(line.startswith("1-0") and "192" in line for line in lines)
+
+
+def test_the_table_counts_what_is_cut_for_pieces():
+    """Of an example the six activations, back their gradients, and forward its label, as in one."""
+    edges = {(e.start, e.end): e for e in trained(microbatches=3).placement().edges}
+    assert edges[1, 0].bytes_per_example == 6 * 4
+    assert edges[0, 1].bytes_per_example == (6 + 1) * 4

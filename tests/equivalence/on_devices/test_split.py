@@ -195,6 +195,20 @@ def test_microbatches_of_rows_and_of_several_tensors():
         twin.assert_same_as_plain(make, downpour(parts, microbatches=3), *data())
 
 
+def test_a_piece_of_as_many_examples_as_there_are_outputs():
+    """`keras.ops.add` of (n, n) and (n, 1) takes the latter for a bias where n is known."""
+
+    def make():
+        x = keras.Input((5,))
+        hidden = keras.layers.Dense(6, "tanh", name="a")(x)
+        outputs = keras.layers.Dense(3, name="b")(hidden) + keras.layers.Dense(1, name="c")(hidden)
+        return models.compiled(keras.Model(x, outputs), keras.optimizers.SGD(0.1))
+
+    x, _ = models.vectors()
+    strategy = downpour({"a": 0, "b": 1, "c": 1}, microbatches=3)  # of 8: 2, 3, 3
+    twin.assert_same_as_plain(make, strategy, x, x[:, :3])
+
+
 class OwnStep(keras.Model):
     """Scales no loss; its losses are metrics of the last piece."""
 

@@ -196,22 +196,24 @@ class Laying:
         """What goes from part to part in the graph of the step, per mini-batch."""
         graph = tf.compat.v1.get_default_graph()
         crossing: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
+        # What is of no part, as the batch and what is cut from it, is where the worker is: on part
+        # 0. Constants, and what is made of nothing else, are wherever they are used.
+        anywhere: set[str] = set()
         for operation in graph.get_operations():
+            of_constants = all(tensor.op.name in anywhere for tensor in operation.inputs)
             there = self._parts.get((id(graph), operation.name))
-            for tensor in operation.inputs if there is not None else ():
-                here = self._made_on(tensor)
-                if here is None or there is None or here == there or tensor.dtype == tf.resource:
+            if there is None and of_constants and operation.type != "Placeholder":
+                anywhere.add(operation.name)
+                continue
+            for tensor in operation.inputs:
+                here = None if tensor.op.name in anywhere else self.part_of(tensor) or 0
+                if here is None or here == (there or 0) or tensor.dtype == tf.resource:
                     continue
-                crossing.setdefault((here, there), {})[tensor.name] = tensor
+                crossing.setdefault((here, there or 0), {})[tensor.name] = tensor
         return [
             Edge(here, there, len(tensors), *_sizes(tensors.values(), pieces))
             for (here, there), tensors in sorted(crossing.items())
         ]
-
-    def _made_on(self, tensor: tf.Tensor) -> int | None:
-        """As `part_of`; a batch comes where the worker is, on part 0."""
-        return 0 if tensor.op.type == "Placeholder" else self.part_of(tensor)
-
 
 def _sizes(tensors: Any, pieces: int) -> tuple[float, int]:
     """(bytes for each example, bytes for each mini-batch besides)."""

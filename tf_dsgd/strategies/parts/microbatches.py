@@ -172,8 +172,9 @@ def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
     if static is not None and static < number:
         raise ValueError(
             f"microbatches={number} cuts a mini-batch in as many pieces. Received: mini-batches of "
-            f"{static} examples."
+            f"{static} examples. Use a larger batch_size, or fewer microbatches."
         )
+    flat = [_of_any_size(x) for x in flat]
     if static is not None:
         bounds: list[Any] = [i * static // number for i in range(number + 1)]
         size: Any = static
@@ -194,6 +195,17 @@ def _cut(batch: Any, number: int) -> tuple[list[Any], list[tf.Tensor]]:
         pieces.append(tf.nest.pack_sequence_as(batch, cut))
         shares.append(tf.cast(end - first, tf.float64) / tf.cast(size, tf.float64))
     return pieces, shares
+
+
+def _of_any_size(value: Any) -> Any:
+    """The same tensor, of whose examples the graph does not know how many there are.
+
+    `keras.ops.add` takes (n, 1) for a bias of n columns where it sees that these are as many as the
+    other operand has: it does not for mini-batches, but a piece may have any number.
+    """
+    if not isinstance(value, tf.Tensor):
+        return value
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
 
 def _sum(
