@@ -266,7 +266,7 @@ def plot(name: str, path: str) -> None:
 _LABELS = {
     "error": "held-out error, %",
     "loss": "held-out loss",
-    "cost": "held-out cross-entropy, averaged over training",
+    "cost": "mean held-out cross-entropy",
     "regret": "regret, online",
     "above_2n": "share of messages above 2n",
 }
