@@ -217,14 +217,14 @@ class Laying:
 
 def _sizes(tensors: Any, pieces: int) -> tuple[float, int]:
     """(bytes for each example, bytes for each mini-batch besides)."""
-    per_example, fixed = 0.0, 0
+    per_example, fixed = 0, 0
     for tensor in tensors:
         shape = tensor.shape
         if shape.rank is None:
             continue
         rest = int(np.prod([d or 1 for d in shape[1:]])) * tensor.dtype.size
         if shape.rank and shape[0] is None:
-            per_example += rest / pieces
+            per_example += rest
         else:
             fixed += int(np.prod([d or 1 for d in shape])) * tensor.dtype.size
-    return per_example, fixed
+    return per_example / pieces, fixed
