@@ -215,6 +215,7 @@ class Laying:
             for (here, there), tensors in sorted(crossing.items())
         ]
 
+
 def _sizes(tensors: Any, pieces: int) -> tuple[float, int]:
     """(bytes for each example, bytes for each mini-batch besides)."""
     per_example, fixed = 0, 0
