@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.cluster import processes
-from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, measures_no_seconds, report
+from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report
 
 pytestmark = pytest.mark.slow
 
@@ -39,17 +39,24 @@ def test_a_worker_is_lost_with_one_of_its_tasks_and_joins_when_it_is_whole():
 
 
 TASKS, LAYERS, WIDTH = 8, 16, 3584
+GIVES_BACK = {
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
 
 
-@measures_no_seconds
 def test_a_task_trains_in_less_memory_than_a_copy_of_the_model_has():
-    """About six times its part at the peak: of eight, no task has as much as one whole copy."""
+    """About five times its part at the peak: of eight, no task has as much as one whole copy.
+
+    With memory given back as it is freed; what else malloc keeps differs from run to run.
+    """
     copy = 4 * LAYERS * WIDTH**2
     if psutil.virtual_memory().available < 15 * copy:
         pytest.skip(f"all tasks together need {15 * copy / 1e9:.0f} GB of memory")
     sizes = ("--workers", str(TASKS), "--tasks_per_worker", str(TASKS), "--ps", "2")
     script = (str(SCRIPTS / "parts_beyond_memory.py"), *map(str, (TASKS, LAYERS, WIDTH)))
-    with processes.started(*MODULE, *sizes, *script) as process:
+    with processes.started(*MODULE, *sizes, *script, **GIVES_BACK) as process:
         held, most, before, after, steps = report(process, "RESULT", 240.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert held >= copy
