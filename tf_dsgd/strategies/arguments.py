@@ -52,11 +52,16 @@ def check_codec_of_tables(codec: Codec, split: Patterns) -> None:
         ValueError: if it keeps something of each weight where a copy of it is.
     """
     if isinstance(codec, Lossy) and codec.keeps and split.patterns:
-        raise ValueError(
-            f"compression={codec!r} keeps something of each weight on each worker, and no worker "
-            f"has the tables of placement, {split.patterns}. Use tf_dsgd.compression.Cast, or "
-            "leave one of the two out."
-        )
+        raise keeps_beside_tables(codec, split.patterns)
+
+
+def keeps_beside_tables(codec: Codec, tables: list[str]) -> ValueError:
+    """The error of a codec that keeps something, and of tables that are split by rows."""
+    return ValueError(
+        f"compression={codec!r} keeps something of each weight on each worker, and no worker has "
+        f"the tables of placement, {tables}. Use tf_dsgd.compression.Cast, or leave one of the two "
+        "out."
+    )
 
 
 def staleness_factor(value: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:

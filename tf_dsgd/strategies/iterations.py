@@ -217,9 +217,10 @@ class Iterations:
 
     def let_end(self, model: keras.Model | None) -> None:
         """An epoch's last token is given: `fit` ends with it, if there is nothing more to do."""
-        if self.last is not None and self.last is self._finished and self.last.is_last and model:
+        last = self._finished
+        if last is not None and last.is_last and model is not None:
             model.stop_training = True
-            say(f"fit ends after iteration {self.last.number}: {self.last.reason}")
+            say(f"fit ends after iteration {last.number}: {last.reason}")
 
     def _vectors_of(self, program: Program) -> Vectors:
         if self._vectors is None or self._vectors.program is not program:

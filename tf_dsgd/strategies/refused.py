@@ -16,6 +16,7 @@ from tf_dsgd.algorithm import Codec
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
+from tf_dsgd.strategies.arguments import keeps_beside_tables
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
 from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
@@ -77,11 +78,7 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
     for application in applications:
         tables = [weight.name for weight in application.weights if not weight.copied]
         if tables and codec.keeps:
-            raise ValueError(
-                f"compression={codec!r} keeps something of each weight on each worker, and "
-                f"{tables[0]} is of a table that no worker has. Use tf_dsgd.compression.Cast, or "
-                "leave the table out of `placement`."
-            )
+            raise keeps_beside_tables(codec, tables[:1])
         if application.inner is not application.optimizer:
             raise ValueError(
                 f"compression={codec!r} does not go with {type(application.optimizer).__name__}, "
@@ -252,7 +249,7 @@ def of_two_scopes(model: keras.Model) -> ValueError:
     if any(isinstance(v.value, (ReplicaVariable, SplitTable)) for v in model.variables):
         where = (
             f"was made in a strategy's scope, and its optimizer {optimizer!r} was not created "
-            "there: compile was called outside of it, or in another strategy's."
+            "there: it was made, or compile was called, outside of it or in another strategy's."
         )
     else:
         where = (
@@ -260,8 +257,8 @@ def of_two_scopes(model: keras.Model) -> ValueError:
             f"is {optimizer!r})."
         )
     return ValueError(
-        f"The model {model.name!r} {where} Make and compile it inside the same "
-        "`with strategy.scope():`."
+        f"The model {model.name!r} {where} Make the model and its optimizer, and compile, inside "
+        "the same `with strategy.scope():`."
     )
 
 
