@@ -65,7 +65,9 @@ def halves(made, case):
 )
 def test_half_a_model_made_outside_the_scope_is_refused_by_its_name(case, what):
     made = strategy()
-    with pytest.raises(ValueError, match="and its optimizer, and compile, inside the same") as caught:
+    with pytest.raises(
+        ValueError, match="and its optimizer, and compile, inside the same"
+    ) as caught:
         halves(made, case)
     assert f"The model 'mine' was {what}" in str(caught.value)
     assert "'theirs'" in str(caught.value)
