@@ -191,13 +191,20 @@ def by_processes(spec: dict) -> dict:
 
     import tf_dsgd
 
+    layers = keras.layers
+    if spec.get("hidden"):
+        shape = (784,)
+        hidden = [layers.Dense(spec["hidden"], "relu") for _ in range(2)]
+    else:
+        shape = (32, 32, 3)
+        hidden = [layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3, strides=2)]
+        hidden += [layers.Activation("relu"), layers.GlobalAveragePooling2D()]
     random = np.random.default_rng(0)
-    x = random.standard_normal((spec["examples"], 784), np.float32)
+    x = random.standard_normal((spec["examples"], *shape), np.float32)
     y = random.integers(0, 10, spec["examples"])
     strategy = tf_dsgd.SandblasterStrategy(tf_dsgd.TFCluster())
-    hidden = [keras.layers.Dense(spec["hidden"], "relu") for _ in range(2)]
     with strategy.scope():
-        model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
+        model = keras.Sequential([keras.Input(shape), *hidden, layers.Dense(10)])
         model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     passes = []
     count = keras.callbacks.LambdaCallback(
@@ -290,15 +297,27 @@ def launched(workers: int, ps: int, **spec) -> dict:
 
 def processes(repetitions: int) -> str:
     """The second worker's gain, and the chief's time by the number of parameters."""
-    seconds: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(repetitions):
-        for workers, found in seconds.items():
-            spec = {"examples": 8192, "hidden": 1024, "batch_size": 512, "iterations": 5}
-            found.append(launched(workers, 1, **spec)["pass"])
-    gain = [one / two for one, two in zip(seconds[1], seconds[2], strict=True)]
-    rows = [[str(workers), runs.spread(found, 2)] for workers, found in seconds.items()]
-    first = runs.table(["worker processes", "seconds of a pass"], rows)
-    first += f"\n\nThe second one makes a pass {runs.spread(gain, 2)} times as fast."
+    models = {
+        "MLP 784-1024-1024-10": {"examples": 8192, "hidden": 1024, "batch_size": 512},
+        "CNN on 32 x 32 x 3": {"examples": 2048, "batch_size": 64},
+    }
+    rows = []
+    for name, spec in models.items():
+        found = [
+            [launched(workers, 1, iterations=5, **spec) for workers in (1, 2)]
+            for _ in range(repetitions)
+        ]
+        gain = [one["pass"] / two["pass"] for one, two in found]
+        for workers, of in zip((1, 2), zip(*found, strict=True), strict=True):
+            spent = [[each[f"{role} of a pass"] for each in of] for role in processor_time.ROLES]
+            rows.append(
+                [name, str(workers), runs.spread([each["pass"] for each in of], 2)]
+                + [runs.spread(each, 2) for each in spent]
+                + [runs.spread(gain, 2) if workers == 2 else ""]
+            )
+    heads = ["model", "workers", "seconds of a pass"]
+    heads += [f"{role}, seconds of processor" for role in processor_time.ROLES]
+    first = runs.table([*heads, "times as fast"], rows)
     rows = []
     for hidden in (64, 256, 1024, 2048):
         spec = {"examples": 64, "hidden": hidden, "batch_size": 16, "iterations": 20}

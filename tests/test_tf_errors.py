@@ -240,3 +240,9 @@ H5PY = (
 def test_a_full_disk_is_said_in_a_few_words(arguments):
     """h5py says it in what it was seen to say: all that it knows."""
     assert _tf_errors.why_not_written(OSError(*arguments)) == "No space left on device"
+
+
+def test_a_line_is_a_message_s_first_and_never_a_number_alone():
+    assert _tf_errors.in_a_line(REFUSED.message).endswith("Connection refused")
+    ended = tf.errors.AbortedError(None, None, "Cleanup -6131270161420583321\nmore")
+    assert _tf_errors.in_a_line(ended.message) == "a task that takes part in the call failed"

@@ -53,6 +53,9 @@ _OTHER_STRATEGY = "Mixing different tf.distribute.Strategy objects"
 # key=TOKEN", or, of a server without Python, that PyFunc has no kernel.
 _PY_FUNC = "PyFunc"
 
+# A call over several tasks that failed on one is ended on the others: "Cleanup", and its number.
+_ENDED = re.compile(r"Cleanup -?\d+")
+
 # The line before the reason, in errors of a graph that ran on several servers.
 _FROM_TASK = "From /job:"
 
@@ -153,6 +156,12 @@ FLOOD_GREETINGS = "|".join(
     (*_GREETINGS, "All log messages before absl::", "To enable the following instructions:")
 )
 """Is found in those of them that alone are no reason for a file."""
+
+
+def in_a_line(message: str) -> str:
+    """The first line of an error's message; a sentence where that is a number alone."""
+    line = message.partition("\n")[0]
+    return "a task that takes part in the call failed" if _ENDED.match(line) else line
 
 
 def in_short(error: BaseException) -> BaseException:

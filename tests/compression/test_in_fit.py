@@ -343,3 +343,27 @@ def test_no_codec_holds_nothing_back():
     codec = compression.Threshold(0.5)
     shown = repr(tf_dsgd.SoftsyncStrategy(simulated(), gradients_per_update=2, compression=codec))
     assert "Threshold(tau=0.5" in shown and "messages" in shown
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9), "momentum=0.9"),
+        (functools.partial(keras.optimizers.Adam, 0.1), "beta_1=0.9"),
+        (functools.partial(keras.optimizers.SGD, 0.1), None),
+    ],
+    ids=["SGD with momentum", "Adam", "SGD"],
+)
+def test_momentum_that_acts_twice_is_said(make, name, momentum):
+    codec = compression.TopK(0.25, momentum=momentum)
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), compression=codec)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(make(), "mse")
+    if name and momentum:
+        with pytest.warns(UserWarning, match="Momentum acts twice") as said:
+            model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+        assert [name in str(each.message) for each in said] == [True]
+    else:  # a warning is an error here
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)

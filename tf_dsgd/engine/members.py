@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_dsgd import _tf_remote
-from tf_dsgd._tf_errors import says_replaced, says_silent, says_untold
+from tf_dsgd._tf_errors import in_a_line, says_replaced, says_silent, says_untold
 from tf_dsgd.console import say
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.state import Store
@@ -469,7 +469,7 @@ class Members:
         self.connection.groups[task.index].estrange(joining=True)
         here = self.connection.worker_listens(task.index)
         what = "has not joined yet" if here else "was lost again while it joined"
-        why = error.message.partition("\n")[0]
+        why = in_a_line(error.message)
         say(f"{self.connection.worker_name(task.index)} {what}: {why}")
 
     @contextlib.contextmanager

@@ -14,6 +14,7 @@ from tf_dsgd import checks
 from tf_dsgd._requirements import installed
 from tf_dsgd.algorithm import Codec
 from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.compression import TopK
 from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.arguments import keeps_beside_tables
@@ -284,6 +285,23 @@ def warn_of_order(applications: Sequence[Application]) -> None:
             "local_rule='optimizer'.",
             stacklevel=2,
         )
+
+
+def warn_of_momentum(codec: Codec, optimizers: Iterable[keras.optimizers.Optimizer]) -> None:
+    """Says that momentum acts twice: of the codec, and of the optimizer."""
+    if not isinstance(codec, TopK) or not codec.momentum:
+        return
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        name = "momentum" if getattr(inner, "momentum", 0.0) else "beta_1"
+        value = getattr(inner, name, 0.0)
+        if value:
+            warnings.warn(
+                f"Momentum acts twice: {codec!r} has it, and so has {type(inner).__name__}, with "
+                f"{name}={value}. Compile an optimizer without, as keras.optimizers.SGD(0.1), or "
+                f"use TopK({codec.fraction}).",
+                stacklevel=2,
+            )
 
 
 def check_foreign(graph: Any) -> None:

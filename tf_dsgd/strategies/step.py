@@ -28,6 +28,7 @@ from tf_dsgd.strategies.refused import (
     check_foreign,
     check_graph,
     check_owner,
+    warn_of_momentum,
     warn_of_order,
 )
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
@@ -79,6 +80,7 @@ class TracedStep:
         check_codec(algorithm.codec, self.applications)
         if self.sends == "update":
             check_codec_of_changes(algorithm.codec, optimizers, model)
+        warn_of_momentum(algorithm.codec, optimizers)
         if algorithm.local.shares_weights:
             check_added_to(self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
