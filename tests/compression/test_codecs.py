@@ -352,6 +352,54 @@ def test_what_is_not_finite_is_refused_and_not_kept(name, value):
     assert all(np.isfinite(np.asarray(cell)).all() for cell in worker._cells.values())
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (6,)])
+@pytest.mark.parametrize("name", [*CODECS, "qsgd"])
+def test_nothing_becomes_infinite_in_float16(name, shape):
+    """Beyond 65504 a part is sent and the rest kept, or it is refused by name, and none is kept."""
+    codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]
+    worker, shard = Place([np.zeros(shape, "float16")]), Place([np.zeros(shape, "float16")])
+    total = np.zeros(shape)
+    applied = np.zeros(shape)
+    for _ in range(3):
+        g = np.full(shape, 6e4, "float16")
+        try:
+            sent = codec.encode(worker, 0, tf.constant(g))
+        except tf.errors.InvalidArgumentError as error:
+            assert name == "qsgd" or (name == "power_sgd" and len(shape) == 1)  # which keep nothing
+            assert "above 65504, the largest number of float16" in error.message
+            break
+        decoded = codec.decode(shard, 0, sent).numpy()
+        assert np.isfinite(decoded).all()
+        total, applied = total + g.astype(float), applied + decoded.astype(float)
+    assert all(np.isfinite(np.asarray(cell)).all() for cell in worker._cells.values())
+    if name in ("top_k", "threshold", "entropy") and len(shape) == 2:
+        (kept,) = (np.asarray(c) for c in worker._cells.values() if np.shape(c) == shape)
+        np.testing.assert_allclose(applied + kept, total, rtol=1e-6)
+
+
+def test_the_share_of_the_largest_is_a_decimal_number():
+    """0.07 times 100 is a little more than 7 in binary."""
+    for fraction, size, number in ((0.07, 100, 7), (0.14, 50, 7), (0.55, 100, 55), (1e-9, 10, 1)):
+        worker = Place([np.zeros(size, "float32")])
+        codec = compression.TopK(fraction)
+        places, _ = codec.encode(worker, 0, tf.range(1.0, size + 1.0))
+        assert len(places) == number
+
+
+def test_momentum_is_not_rounded():
+    worker = Place([np.zeros(1, "float64")])
+    codec = compression.TopK(1.0, momentum=0.9)
+    shard = Place([np.zeros(1, "float64")])
+    for expected in (1.0, 1.0):  # what is sent has no momentum left
+        sent = codec.encode(worker, 0, tf.ones(1, tf.float64))
+        assert codec.decode(shard, 0, sent).numpy() == [expected]
+    worker = Place([np.zeros(2, "float64")])
+    half = compression.TopK(0.5, momentum=0.9)
+    for _ in range(2):
+        _, values = half.encode(worker, 0, tf.constant([2.0, 1.0], tf.float64))
+    np.testing.assert_array_equal(values, [2.9])  # of the second: 1, and 0.9 + 1
+
+
 @pytest.mark.parametrize("name", [*CODECS, "qsgd"])
 def test_integers_travel_as_they_are(name):
     codec = compression.QSGD(4) if name == "qsgd" else CODECS[name][0]

@@ -224,8 +224,43 @@ def test_what_is_held_back_is_not_left_out_unsaid():
     fit(linear(strategy), dyadic(8))
     other = tf_dsgd.DownpourStrategy(simulated())
     linear(other)
-    with pytest.raises(ValueError, match=r"keeps on workers: \['residual'\].*`compression`"):
+    with pytest.raises(ValueError, match=r"holds back on workers: \['residual'\].*`compression`"):
         other.restore(strategy.state())
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("made", [False, True], ids=["before its cells", "after"])
+@pytest.mark.parametrize(
+    ("first", "then", "goes_on"),
+    [
+        (compression.OneBit(), compression.PowerSGD(1), True),
+        (compression.PowerSGD(1), compression.Threshold(0.5), True),
+        (compression.PowerSGD(1), compression.PowerSGD(2), True),
+        (compression.Threshold(0.5, clip=1.0), compression.Threshold(0.5), True),
+        (compression.QSGD(4), compression.Threshold(0.5), True),
+        (compression.TopK(0.25, momentum=0.5), compression.TopK(0.25), False),
+        (compression.TopK(0.25), compression.QSGD(4), False),
+    ],
+)
+def test_another_codec_goes_on_with_what_was_held_back(first, then, goes_on, made):
+    """If it holds back as much."""
+    strategy = tf_dsgd.DownpourStrategy(simulated(), compression=first)
+    fit(linear(strategy), dyadic(8))
+    other = tf_dsgd.DownpourStrategy(simulated(), compression=then)
+    model = linear(other)
+    if made:
+        fit(model, dyadic(4, seed=9))
+    state = {name: np.array(value) for name, value in strategy.state().items()}
+    if not goes_on:
+        with pytest.raises(ValueError, match="holds back on workers"):
+            other.restore(state)
+        return
+    other.restore(state)
+    residual = "weight_0_residual_of_workers"
+    if residual in state:
+        np.testing.assert_array_equal(other.state()[residual], state[residual])
+    fit(model, dyadic(8))
+    assert other.steps == 16 and np.isfinite(other.residual()).all()
 
 
 def test_a_lost_worker_takes_its_residual_along():
@@ -329,6 +364,30 @@ def test_what_sets_weights_does_not_go_with_changes_held_back(start):
         model(top_k, "sgd", "non_neg")
     assert model(compression.QSGD(4, seed=1), "ftrl", "non_neg") == 4
     assert model(top_k, "sgd") == 4
+
+
+class Clipping(keras.Sequential):
+    """Clips its weights after each step, as a WGAN's critic."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        for weight in self.trainable_variables:
+            weight.assign(keras.ops.clip(weight, -0.1, 0.1))
+        return logs
+
+
+def test_a_step_that_sets_weights_does_not_go_with_changes_held_back():
+    def clipped(codec):
+        strategy = STRATEGIES["update"](tf_dsgd.LocalCluster(1), compression=codec)
+        with strategy.scope():
+            model = Clipping([keras.Input((6,)), keras.layers.Dense(4)])
+            model.compile("sgd", "mse")
+        fit(model, dyadic(4))
+        return np.abs(model.get_weights()[0]).max()
+
+    with pytest.raises(ValueError, match=r"the step, which assigns to '.*kernel:0', sets them"):
+        clipped(compression.TopK(0.25))
+    assert clipped(None) <= 0.1000001
 
 
 @pytest.mark.parametrize("name", ["PeriodicAveragingStrategy", "ElasticAveragingStrategy"])

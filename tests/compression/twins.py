@@ -4,6 +4,8 @@
 what travelling makes of a number, where a weight has fewer bits than its codec computes with.
 """
 
+import fractions
+
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
@@ -43,7 +45,7 @@ def top_k(fraction, momentum=0.0):
     def message(state, g):
         u = momentum * state["momentum"] + g
         v = state["residual"] + u
-        k = int(np.ceil(fraction * g.size))
+        k = int(np.ceil(fractions.Fraction(str(fraction)) * g.size))
         places = np.argsort(-np.abs(v).ravel(), kind="stable")[:k]
         chosen = np.zeros(g.size, bool)
         chosen[places] = True

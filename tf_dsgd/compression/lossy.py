@@ -40,6 +40,10 @@ class Memory:
         """A cell of another shape and type, one for all rows."""
         return self._worker.cell(name, self.index, shape=shape, dtype=dtype)
 
+    def as_sent(self, value: tf.Tensor) -> tf.Tensor:
+        """In the weight's type; what is beyond its range is sent in part, and not as infinite."""
+        return tf.saturate_cast(value, self.weight.dtype)
+
     def as_applied(self, value: tf.Tensor) -> tf.Tensor:
         """What the shard makes of it: rounded to the weight's type, where that has fewer bits."""
         return tf.cast(tf.cast(value, self.weight.dtype), self.dtype)
@@ -97,6 +101,19 @@ class Lossy(algorithm.Codec, abc.ABC):
         half = tf.debugging.check_numerics(tf.nn.l2_loss(value), message)
         with tf.control_dependencies([half]):
             return tf.identity(value), 2.0 * half
+
+    def in_range(self, memory: Memory, value: tf.Tensor) -> tf.Tensor:
+        """The value, if it is finite in the weight's type: of float16, up to 65504."""
+        if memory.weight.dtype != tf.float16:
+            return value
+        message = (
+            f"What was to be sent of {name_of(memory.weight)} is above 65504, the largest number "
+            f"of float16, and {self!r} cannot send it. Lower the loss scale, clip gradients "
+            "(clipnorm), or use bfloat16"
+        )
+        finite = tf.debugging.check_numerics(memory.as_applied(value), message)
+        with tf.control_dependencies([finite]):
+            return tf.identity(value)
 
     def decode(self, place: algorithm.Place, index: int, sent: Sequence[Gradient]) -> Gradient:
         weight = place.weights[index]

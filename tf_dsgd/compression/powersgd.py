@@ -69,7 +69,7 @@ class PowerSGD(ErrorFeedback):
 
     def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
         if not self._is_compressed(memory.weight.shape):
-            return [tf.cast(value, memory.weight.dtype)]
+            return [tf.cast(self.in_range(memory, value), memory.weight.dtype)]
         return super().compress(memory, value)
 
     def _is_compressed(self, shape: tf.TensorShape) -> bool:
@@ -92,11 +92,12 @@ class PowerSGD(ErrorFeedback):
         found = tf.pad(found, [[0, 0], [0, self.rank - tf.shape(found)[1]]])
         found = tf.ensure_shape(found, [columns, self.rank])
         right.assign(found, read_value=False)
-        return [tf.cast(part, memory.weight.dtype) for part in (left, found)]
+        return [memory.as_sent(part) for part in (left, found)]
 
     def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
         if len(sent) == 1:
             return sent[0]
-        left, right = sent
+        wide = tf.float32 if dtype.size < 4 else dtype
+        left, right = (tf.cast(part, wide) for part in sent)
         low = tf.matmul(left, right[:, : tf.shape(left)[1]], transpose_b=True)
-        return tf.reshape(low, shape)
+        return tf.reshape(tf.saturate_cast(low, dtype), shape)

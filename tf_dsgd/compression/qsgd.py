@@ -70,7 +70,7 @@ class QSGD(Lossy):
         return ("drawn",)
 
     def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
-        norm = tf.norm(value)
+        norm = self.in_range(memory, tf.norm(value))  # a level may be as large
         share = tf.math.divide_no_nan(tf.abs(value), norm)
         uniform = tf.random.stateless_uniform(tf.shape(value), self._draw(memory, value))
         levels = tf.cast(self.levels, memory.dtype)

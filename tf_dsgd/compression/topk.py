@@ -17,6 +17,9 @@ import tensorflow as tf
 from tf_dsgd.checks import called, real
 from tf_dsgd.compression.lossy import Lossy, Memory, number_of, product, spread
 
+_ROUNDED = 1.0 - 2.0**-50
+"""So that 0.07 of 100 elements are 7, although the product of the two is a little more."""
+
 
 @called(examples={"fraction": "0.01"})
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +87,12 @@ class TopK(Lossy):
 
     def compress(self, memory: Memory, value: tf.Tensor) -> list[tf.Tensor]:
         if self.momentum:
-            value = memory.read("momentum") * tf.cast(self.momentum, memory.dtype) + value
+            value = memory.read("momentum") * tf.constant(self.momentum, memory.dtype) + value
         shape = tf.shape(value)
         gathered = tf.reshape(memory.read("residual") + value, [-1])
         memory.emitted = self._count(gathered)
         places = tf.math.top_k(tf.abs(gathered), memory.emitted, sorted=False).indices
-        values = tf.cast(tf.gather(gathered, places), memory.weight.dtype)
+        values = memory.as_sent(tf.gather(gathered, places))
         rest = gathered - spread(places, tf.cast(values, memory.dtype), tf.size(gathered))
         memory.write("residual", tf.reshape(rest, shape))
         if self.momentum:
@@ -99,11 +102,10 @@ class TopK(Lossy):
         return [places, values]
 
     def _count(self, value: tf.Tensor) -> tf.Tensor | int:
-        number = number_of(value)
+        number, fraction = number_of(value), float(self.fraction) * _ROUNDED
         if isinstance(number, int):
-            return math.ceil(self.fraction * number)
-        exact = tf.cast(number, tf.float64) * float(self.fraction)
-        return tf.cast(tf.math.ceil(exact), tf.int32)
+            return math.ceil(fraction * number)
+        return tf.cast(tf.math.ceil(tf.cast(number, tf.float64) * fraction), tf.int32)
 
     def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
         places, values = sent

@@ -147,7 +147,7 @@ class Store:
         """Whether some of it is what was not sent yet."""
         self.residuals_lost = 0
         """How often a worker was lost, and with it what a codec had held back there."""
-        self.first: Callable[[str, str], np.ndarray | None] = lambda weight, name: None
+        self.first: Callable[[str, str, tuple[int, ...]], np.ndarray | None] = lambda *_: None
         """Of such a cell that is not made yet what each worker's begins with, if not zeros."""
         self._bound: list[weakref.WeakSet[_WorkerFunction]] = [
             weakref.WeakSet() for _ in worker_devices
@@ -252,7 +252,7 @@ class Store:
     ) -> Replicated:
         """As `cell`, for what a codec keeps; a worker that comes back begins with zeros."""
         name, weight, dtype = key
-        first = self.first(weight, name) if key not in self._cells else None
+        first = None if key in self._cells else self.first(weight, name, tuple(shape.as_list()))
         begins = {} if first is None else dict(enumerate(first))
 
         def make() -> Replicated:

@@ -40,6 +40,8 @@ from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 _OF_WORKERS = "_of_workers"
 _CELL = re.compile(r"(?:[a-z]+|optimizer_\d+)_\d+_([a-z]+)_of_workers$")
 """The names of what codecs keep."""
+_OWED = {"residual", "momentum"}
+"""Those among them that are parts of gradients: a run that goes on has them, or is another."""
 _RUN_BY = "shards_of_"
 
 
@@ -133,10 +135,18 @@ class Checkpoint:
             for cell, replicated in kept.get(_tf.unique_id(variable), {}).items():
                 yield f"{name}_{cell}{_OF_WORKERS}", replicated
 
-    def _first_of_cell(self, weight: str, cell: str) -> np.ndarray | None:
-        """What was restored of one that is made now."""
+    def _first_of_cell(self, weight: str, cell: str, shape: tuple[int, ...]) -> np.ndarray | None:
+        """What was restored of one that is made now, of this shape on each worker.
+
+        Another codec's, such as PowerSGD's Q of another rank, is of no use and begins anew.
+        """
         names = [name for name, variable in self._all() if _tf.unique_id(variable) == weight]
-        return self._waiting.pop(f"{names[0]}_{cell}{_OF_WORKERS}", None) if names else None
+        found = self._waiting.pop(f"{names[0]}_{cell}{_OF_WORKERS}", None) if names else None
+        if found is None or found.shape[1:] == shape:
+            return found
+        if cell in _OWED:
+            _check_alike(f"{names[0]}_{cell}", found, (len(found), *shape), found.dtype)
+        return None
 
     def _counts(self) -> dict[str, np.ndarray]:
         """All but variables."""
@@ -193,7 +203,7 @@ class Checkpoint:
             if variable.kind is not Kind.METRIC:
                 self._check_variable(name, variable, arrays, _shards_of(given))
         for name, cell in self._cells():
-            if name in arrays:
+            if name in arrays and _cell_of(name) in _OWED:
                 shape = (self._engine.num_workers, *cell.template.shape)
                 _check_alike(name, arrays[name], shape, cell.template.dtype.as_numpy_dtype)
         for name, value in _run_by(arrays).items():
@@ -213,12 +223,13 @@ class Checkpoint:
 
     def _check_kept(self, arrays: Mapping[str, np.ndarray]) -> None:
         """What a codec has held back is a part of the training: it is not left out unsaid."""
-        found = {match[1] for match in map(_CELL.match, arrays) if match}
+        found = {_cell_of(name) for name in arrays} & _OWED
         if found - set(self._kept):
             raise ValueError(
-                f"This state has what compression keeps on workers: {sorted(found)}. This strategy "
-                f"keeps {sorted(self._kept)}. Restore it with the `compression` with which it was "
-                "saved, or start from the weights alone."
+                f"This state has what compression holds back on workers: {sorted(found)}. This "
+                f"strategy keeps {sorted(self._kept)}. Restore it with the `compression` with "
+                "which it was saved, or with one that keeps as much, or start from the weights "
+                "alone."
             )
 
     def _check_variable(
@@ -258,9 +269,17 @@ class Checkpoint:
             else:
                 self._set(name, variable, mine)
         for name, cell in self._cells():
-            value = rest.pop(name, np.zeros([engine.num_workers, *cell.template.shape]))
-            cell.each(functools.partial(_assign_copy, value))
-        self._waiting = {name: value for name, value in rest.items() if _is_variable(name)}
+            zeros = np.zeros([engine.num_workers, *cell.template.shape])
+            value = rest.pop(name, zeros)
+            cell.each(
+                functools.partial(_assign_copy, value if np.shape(value) == zeros.shape else zeros)
+            )
+        kept = {None, *self._kept}
+        self._waiting = {
+            name: value
+            for name, value in rest.items()
+            if _is_variable(name) and _cell_of(name) in kept
+        }
         metrics = self._metrics
         self.restore_metrics()
         self._metrics = metrics  # `fit` will have reset them once more
@@ -306,6 +325,12 @@ def _assign_copy(values: np.ndarray, worker: int, copy: tf.Variable) -> None:
 def _is_variable(name: str) -> bool:
     kinds = tuple(f"{kind.name.lower()}_" for kind in Kind)
     return name.startswith((*kinds, "optimizer_"))
+
+
+def _cell_of(name: str) -> str | None:
+    """Which cell of a codec an array is; None of all else."""
+    match = _CELL.match(name)
+    return match[1] if match else None
 
 
 def _check_alike(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype) -> None:

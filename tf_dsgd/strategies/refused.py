@@ -97,13 +97,17 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
 
 
 def check_codec_of_changes(
-    codec: Codec, optimizers: Iterable[keras.optimizers.Optimizer], model: keras.Model | None
+    codec: Codec,
+    optimizers: Iterable[keras.optimizers.Optimizer],
+    model: keras.Model | None,
+    assigned: Sequence[str],
 ) -> None:
     """Whether the changes that these optimizers make of a model on workers can be held back.
 
     A change that is held back is still missing in the worker's copy at the next step. What adds its
     step to the weights goes on from there. What sets them, whatever they are, asks for the same
-    change again at each step, until all of these are sent.
+    change again at each step, until all of these are sent. `assigned` are weights that the step
+    sets, as a train_step does that clips them.
 
     Raises:
         ValueError: if they can't.
@@ -119,6 +123,7 @@ def check_codec_of_changes(
     for variable in () if model is None else model.trainable_variables:
         if variable.constraint is not None:
             setters.append(f"{type(variable.constraint).__name__}() of {variable.path}")
+    setters += [f"the step, which assigns to {name!r}," for name in assigned]
     if setters:
         raise ValueError(
             f"compression={codec!r} holds back a part of each change of the weights, and "

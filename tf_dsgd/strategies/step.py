@@ -79,7 +79,8 @@ class TracedStep:
         self._trace(self._laid or call)
         check_codec(algorithm.codec, self.applications)
         if self.sends == "update":
-            check_codec_of_changes(algorithm.codec, optimizers, model)
+            assigned = [v.name for v in self.weights if id(v) in self._worker.assigned]
+            check_codec_of_changes(algorithm.codec, optimizers, model, assigned)
         warn_of_momentum(algorithm.codec, optimizers)
         if algorithm.local.shares_weights:
             check_added_to(self.applications)

@@ -67,16 +67,15 @@ class Trace:
     """Which side is being traced, and what it touched."""
 
     def __init__(self, side: str, shard: int = 0, *, compiled: bool = False):
-        self.side = side
-        self.shard = shard
-        self.compiled = compiled
-        """Whether XLA compiles it."""
+        self.side, self.shard = side, shard
+        self.compiled = compiled  # by XLA
         self.touched: dict[int, ReplicaVariable] = {}
         self.written: dict[int, ReplicaVariable] = {}
         self.values: dict[int, tf.Tensor] = {}
         """What is read in place of variables, by their ids."""
         self.rewritten: set[int] = set()
-        """Variables written otherwise than row by row."""
+        self.assigned: set[int] = set()
+        """Variables written otherwise than row by row; and those not only added to."""
         self.part: int | None = None
         """While a layer is traced that was placed on a part of the worker: which."""
         self.view: Any = None
@@ -406,6 +405,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             trace.written[id(self)] = self
             if not method.startswith("scatter_"):
                 trace.rewritten.add(id(self))
+                trace.assigned |= {id(self)} if method == "assign" else set()
             if trace.side == "worker" and self.momentum is not None:
                 self.times.template.assign_add(1, read_value=False)
         elif tf.executing_eagerly():
