@@ -29,6 +29,7 @@ import accuracy_statistics as statistics
 import processor_time
 
 CLASSES = 10
+USERS, ITEMS = 200, 150
 SLICE_SECONDS = 0.004
 """That a slow worker runs before it is stopped for three times as long."""
 SLOWER = 4
@@ -109,6 +110,17 @@ def patches():
     return x.astype("float32"), y
 
 
+def ratings():
+    """Who likes what: pairs of 200 users and 150 items, each with four traits that nobody knows."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    users, items = random.standard_normal((USERS, 4)), random.standard_normal((ITEMS, 4))
+    user, item = random.integers(0, USERS, 18_000), random.integers(0, ITEMS, 18_000)
+    liked = (users[user] * items[item]).sum(1) > 0
+    return np.stack([user, item], 1).astype("int32"), liked.astype("int64")
+
+
 def mlp(inputs: int, hidden: tuple[int, ...]):
     import keras
 
@@ -133,11 +145,22 @@ def cnn():
     )
 
 
+def recommender():
+    import keras
+
+    pair = keras.Input((2,), dtype="int32")
+    user = keras.layers.Embedding(USERS, 16)(pair[:, 0])
+    item = keras.layers.Embedding(ITEMS, 16)(pair[:, 1])
+    both = keras.layers.Concatenate()([user, item, user * item])
+    return keras.Model(pair, keras.layers.Dense(2)(keras.layers.Dense(32, "relu")(both)))
+
+
 # A task to (its data, its model, how many examples validate).
 TASKS = {
     "digits": (digits, lambda: mlp(64, (128, 64)), 360),
     "prototypes": (prototypes, lambda: mlp(784, (512, 512)), 4_000),
     "cnn": (patches, cnn, 1_000),
+    "recommender": (ratings, recommender, 2_000),
 }
 
 

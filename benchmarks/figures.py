@@ -34,6 +34,7 @@ FILES = (
     "docs/is_it_for_me.md",
     "docs/reproduced.md",
     "docs/reproduced_averaging.md",
+    "docs/tables.md",
 )
 PLAIN = "plain fit"
 PLAIN_20 = "plain fit, steps_per_execution=20"

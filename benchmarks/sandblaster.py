@@ -7,8 +7,8 @@ Probability's where they are installed, and Downpour with Adagrad. Each run is a
 Seconds count from where data and model are ready; what tracing and the first call take is in them
 for the first column, and not for the second, for which the run is made twice.
 
-`--processes` prints two other tables: what a second worker process brings to passes that keep a
-processor busy, and the chief's processor time for an iteration, by the number of parameters.
+`--processes` prints another table: what a second worker process brings to passes that keep a
+processor busy; `--sizes` the chief's processor time for an iteration by the number of parameters.
 `--stragglers`: what backup tasks bring, in virtual seconds.
 """
 
@@ -197,7 +197,7 @@ def by_processes(spec: dict) -> dict:
         hidden = [layers.Dense(spec["hidden"], "relu") for _ in range(2)]
     else:
         shape = (32, 32, 3)
-        hidden = [layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3, strides=2)]
+        hidden = [layers.Conv2D(32, 3, activation="relu"), layers.Conv2D(64, 3)]
         hidden += [layers.Activation("relu"), layers.GlobalAveragePooling2D()]
     random = np.random.default_rng(0)
     x = random.standard_normal((spec["examples"], *shape), np.float32)
@@ -295,14 +295,14 @@ def launched(workers: int, ps: int, **spec) -> dict:
     return runs.run_process([sys.executable, "-m", "tf_dsgd.launch", *size, *program], 1800)
 
 
-def processes(repetitions: int) -> str:
-    """The second worker's gain, and the chief's time by the number of parameters."""
+def processes(repetitions: int, only: str) -> str:
+    """The second worker's gain."""
     models = {
         "MLP 784-1024-1024-10": {"examples": 8192, "hidden": 1024, "batch_size": 512},
-        "CNN on 32 x 32 x 3": {"examples": 2048, "batch_size": 64},
+        "CNN on 32 x 32 x 3": {"examples": 1024, "batch_size": 32},
     }
     rows = []
-    for name, spec in models.items():
+    for name, spec in runs.chosen(models, only).items():
         found = [
             [launched(workers, 1, iterations=5, **spec) for workers in (1, 2)]
             for _ in range(repetitions)
@@ -317,7 +317,11 @@ def processes(repetitions: int) -> str:
             )
     heads = ["model", "workers", "seconds of a pass"]
     heads += [f"{role}, seconds of processor" for role in processor_time.ROLES]
-    first = runs.table([*heads, "times as fast"], rows)
+    return runs.table([*heads, "times as fast"], rows)
+
+
+def sizes(repetitions: int) -> str:
+    """The chief's time by the number of parameters."""
     rows = []
     for hidden in (64, 256, 1024, 2048):
         spec = {"examples": 64, "hidden": hidden, "batch_size": 16, "iterations": 20}
@@ -325,7 +329,7 @@ def processes(repetitions: int) -> str:
         spent = runs.spread([1e3 * each["chief"] for each in found], 1)
         rows.append([f"{found[0]['parameters'] / 1e6:.2f}", spent])
     heads = ["million parameters", "processor ms of the chief an iteration"]
-    return f"{first}\n\n{runs.table(heads, rows)}"
+    return runs.table(heads, rows)
 
 
 def main() -> None:
@@ -337,14 +341,18 @@ def main() -> None:
     parser.add_argument("--problems", default="synthetic,digits")
     parser.add_argument("--only", default="", help="contenders whose names have this")
     parser.add_argument("--stragglers", action="store_true", help="this table alone")
-    parser.add_argument("--processes", action="store_true", help="these tables alone")
+    parser.add_argument("--processes", action="store_true", help="this table alone")
+    parser.add_argument("--sizes", action="store_true", help="this table alone")
     options = parser.parse_args()
     print(runs.heading(runs.provenance()))
     if options.stragglers:
         print(stragglers())
         return
     if options.processes:
-        print(processes(options.repetitions))
+        print(processes(options.repetitions, options.only))
+        return
+    if options.sizes:
+        print(sizes(options.repetitions))
         return
     header = [
         "problem",

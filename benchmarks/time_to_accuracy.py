@@ -44,6 +44,7 @@ TASKS = {
     "digits": {"target": 0.95, "epochs": 40, "batch_size": 32, "rates": list(GRID)},
     "prototypes": {"target": 0.97, "epochs": 20, "batch_size": 64, "rates": list(SMALLER)},
     "cnn": {"target": 0.97, "epochs": 20, "batch_size": 32, "rates": list(SMALLER)},
+    "recommender": {"target": 0.9, "epochs": 25, "batch_size": 32, "rates": [0.4, 0.8, 1.6]},
 }
 SEARCH_SEEDS = (101, 102, 103)
 

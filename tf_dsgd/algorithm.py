@@ -150,6 +150,10 @@ class ExchangeRule:
             self.push_every - step % self.push_every, self.fetch_every - step % self.fetch_every
         )
 
+    def share(self, steps: int, left: int, workers: int) -> int:
+        """How many of `steps` a worker takes at a time, where so many are left to so many."""
+        return steps
+
     def push_due(self, step: int) -> bool:
         """Whether a worker that has done `step` mini-batches sends now."""
         return step % self.push_every == 0

@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from claims_systems import SYSTEMS, of
 from evidence import Cell, Claim
-
-
-def of(**fields: Any) -> dict[str, Any]:
-    """A condition."""
-    return fields
 
 
 def _softsync() -> list[Claim]:
@@ -458,4 +454,5 @@ CLAIMS: Sequence[Claim] = [
     *_bmuf(),
     *_diloco(),
     *_elastic(),
+    *SYSTEMS,
 ]

@@ -73,6 +73,11 @@ class Results:
         """Without what is chosen."""
         return {k: v for k, v in condition.items() if k not in self.tuned}
 
+    @property
+    def measures(self) -> list[str]:
+        """What each run gave."""
+        return list(self.runs[0]["values"])
+
     def conditions(self) -> list[dict[str, Any]]:
         """In the order of the runs."""
         return [json.loads(found) for found in self._found]
@@ -116,6 +121,8 @@ class Results:
         settings = self.settings(condition)
         for *tuned, rate in {*self.choices(condition, self.seeds(condition)), self.best(condition)}:
             rates = [s[-1] for s in settings if list(s[:-1]) == tuned]
+            if len(rates) == 1:
+                continue  # there is none to choose
             low, high = low or rate == min(rates), high or rate == max(rates)
         return low, high
 

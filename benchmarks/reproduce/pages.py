@@ -157,7 +157,8 @@ def values_table(content: Mapping[str, Any]) -> str:
         edge = ", edge" if any(results.edges(condition)) else ""
         row = [str(condition.get(name, "")) for name in fields]
         row += [f"{value:g}" if value is not None else "" for value in tuned]
-        row += [rate_text(rate) + edge] * has_rate + [str(len(seeds))]
+        some = rate_text(rate) if len(results.settings(condition)) > 1 else ""
+        row += [some + edge] * has_rate + [str(len(seeds))]
         rows.append(row + [number(results.judged(condition, m, seeds)) for m in measures])
     header = [*fields, *content["tuned"], *["rate"] * has_rate, "seeds"]
     header += [measure.replace("_", " ") for measure in measures]
@@ -193,8 +194,8 @@ def printed(content: Mapping[str, Any]) -> str:
 # -- plots ----------------------------------------------------------------------------------------
 
 PLOTS: dict[str, tuple[str, str | None, str]] = {
-    # What is along the axis ("rate": all of them; "seconds": measures at quarters of the time),
-    # what makes panels, what makes curves.
+    # What is along the axis ("rate": all of them; "seconds": measures at quarters of the time; a
+    # field of conditions, or a measure), what makes panels, what makes curves.
     "softsync_staleness": ("message", "mini-batch", "n"),
     "softsync_learning": ("rate", "n", "scaling"),
     "downpour_adagrad": ("rate", "task", "workers, optimizer"),
@@ -209,11 +210,15 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "bmuf": ("workers", "period", "method"),
     "elastic": ("period", "workers", "method"),
     "diloco": ("period", None, "method"),
+    "sandblaster_seconds": ("until", None, "method, replicas"),
+    "strom": ("bytes", None, "codec"),
+    "a3c": ("workers", None, "workers"),
+    "half_sync": ("virtual_seconds", None, "way"),
 }
 """Of each study with results."""
 MANY = 6
 """Curves in a panel up to which intervals are drawn."""
-LOGARITHMIC = {"delay_tolerance"}
+LOGARITHMIC = {"delay_tolerance", "a3c"}
 """Studies whose values are far from one another."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
 """Of the vertical axis, where the worst is what matters."""
@@ -290,6 +295,9 @@ def _points(results: Results, group: Sequence[Mapping], measure: str, along: str
             for share, part in ((0.25, "_1"), (0.5, "_2"), (0.75, "_3"), (1.0, "")):
                 values = results.judged(condition, measure + part, seeds)
                 points.append((share, *evidence.interval(values)))
+        elif along in results.measures:
+            x = float(np.mean(results.judged(condition, along, seeds)))
+            points.append((x, *evidence.interval(results.judged(condition, measure, seeds))))
         elif condition.get(along):
             points.append(
                 (condition[along], *evidence.interval(results.judged(condition, measure, seeds)))

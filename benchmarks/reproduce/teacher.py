@@ -157,24 +157,3 @@ def judge(logits: np.ndarray, y: np.ndarray) -> dict:
     loss = -(1 - NOISE) * right - NOISE * logs.mean(-1)
     wrong = (logits.argmax(-1) != y) | ~finite
     return {"error": (100.0 * wrong.mean(-1)).tolist(), "loss": loss.mean(-1).tolist()}
-
-
-def powers(first: int, last: int) -> list[float]:
-    """Powers of 2."""
-    return [2.0**k for k in range(first, last + 1)]
-
-
-def power(rate: float) -> str:
-    return f"$2^{{{int(np.log2(rate))}}}$"
-
-
-def spread(values: np.ndarray, digits: int = 2) -> str:
-    """Mean and its standard error."""
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):.{digits}f} ± {error:.{digits}f}"
-
-
-def curve(axis: Any, x: Sequence[float], values: Sequence[np.ndarray], style: str, label: str):
-    """Means with their standard errors."""
-    errors = [np.std(v, ddof=1) / len(v) ** 0.5 for v in values]
-    axis.errorbar(x, [np.mean(v) for v in values], errors, fmt=style, label=label)

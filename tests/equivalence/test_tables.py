@@ -1,7 +1,9 @@
 """Tables split by rows, beside the same tables whole, NumPy, and plain Keras."""
 
 import functools
+import gc
 import re
+import weakref
 
 import keras
 import numpy as np
@@ -270,6 +272,20 @@ def test_resumed_is_uninterrupted(strategy_of, tmp_path):
         trained(backup(), Breaks())
     for a, b in zip(trained(backup()), want, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_model_with_tables_that_nobody_has_any_more_is_freed():
+    """Nothing in the process keeps the gradient of its rows: it left threads with each model."""
+    strategy = tf_dsgd.DownpourStrategy(local())
+    with strategy.scope():
+        trained = model(keras.optimizers.SGD(0.1))
+    trained.fit(ids(), targets(), batch_size=8, verbose=0)
+    trained.predict(ids(), verbose=0)
+    alive = [weakref.ref(trained), weakref.ref(strategy)]
+    del trained, strategy
+    keras.backend.clear_session()
+    gc.collect()
+    assert [reference() for reference in alive] == [None, None]
 
 
 def test_a_lookup_outside_a_step_drains_first():

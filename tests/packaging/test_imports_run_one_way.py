@@ -19,6 +19,7 @@ ROOMS = [
             "_tf_autograph",
             "_tf_earlier",
             "_tf_errors",
+            "_tf_gradient",
             "_tf_parts",
             "_tf_remote",
         ),

@@ -134,32 +134,3 @@ def test_rows_for_nothing_are_not_read(benchmarks):
         *("--steps", "40", "--seconds", "0.1"),
     )
     assert "| local | 1,000 | 20 |" in output
-
-
-def test_half_sync_is_judged_by_seeds_that_did_not_choose_its_rate(benchmarks, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "reproduce"))
-    import half_sync
-
-    def run(seed, rate, auc, loss):
-        found = {"way": "a", "seed": seed, "rate": rate, "auc": auc, "loss": loss}
-        return {**found, "best_auc": 0.9, "virtual_seconds": 100.0 * (seed + 1), "staleness": 0.5}
-
-    results = [run(0, 0.1, 0.7, 0.6), run(0, 0.2, 0.8, 0.9), run(0, 0.4, 0.6, 0.1)]
-    results += [run(1, 0.2, 0.75, 0.5), run(2, 0.2, 0.85, 0.7), run(2, 0.1, 0.99, 0.1)]
-    assert half_sync.chosen(results, "a") == 0.2
-    assert half_sync.chosen(results, "b") is None
-    line = half_sync.report(results).splitlines()[2]
-    assert line == ("| a | 0.2 | 0.8000 (0.7500-0.8500) | 0.6000 (0.5000-0.7000) | 250 | 0.5 |")
-
-
-@pytest.mark.slow
-def test_half_sync_trains_and_reports(tmp_path):
-    written = tmp_path / "results.json"
-    output = run_benchmark(
-        "reproduce/half_sync.py",
-        *("--workers", "2", "--rates", "0.2", "--seeds", "1", "--examples", "512"),
-        *("--rows", "1000", "--only", "^half-synchronous$", "--json", str(written)),
-    )
-    assert "| half-synchronous | 0.2 |" in output
-    results = json.loads(written.read_text())["results"]
-    assert [(r["seed"], r["steps"]) for r in results] == [(0, 2), (1, 2)]

@@ -370,6 +370,38 @@ def test_a_study_learns(reproduce, name):
     assert np.min(found["error"]) < 85.0  # per cent; chance is 90
 
 
+SYSTEMS = {
+    "a3c": {"workers": 2},
+    "half_sync": {"way": "half-synchronous"},
+    "strom": {"codec": "Threshold 0.064", "link": 100},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_study_of_a_system_runs(reproduce, name):
+    study = __import__(name).STUDY
+    assert study.name == name and SYSTEMS[name] in list(study.conditions)
+    rate = 2.0 ** study.grid(SYSTEMS[name])[1]
+    found = quick(study, SYSTEMS[name], [1], [rate])
+    assert study.chosen_by in found
+    for values in found.values():
+        assert np.shape(values) == (1, 1) and np.isfinite(values).all()
+    if name == "strom":
+        assert found["bytes"][0][0] < 307_240 / 20
+
+
+@pytest.mark.slow
+def test_sandblaster_has_the_same_iterates_with_ten_times_as_many_replicas(reproduce):
+    import sandblaster_seconds as sandblaster
+
+    few = sandblaster.errors("L-BFGS", 16, 1.0, 1, 60).seen[:2]
+    many = sandblaster.errors("L-BFGS", 160, 1.0, 1, 6).seen[:2]
+    (late, few_errors), (early, many_errors) = (zip(*each, strict=True) for each in (few, many))
+    assert few_errors == pytest.approx(many_errors, abs=0.2)  # sums of float32 in other orders
+    assert late[-1] > 5 * early[-1]
+
+
 def test_every_cell_of_a_claim_is_a_condition_of_its_study(reproduce):
     """So that a claim cannot wait for what nobody runs."""
     import claims

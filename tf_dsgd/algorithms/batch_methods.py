@@ -66,7 +66,8 @@ class Iteration:
     """How an iteration went.
 
     Attributes:
-        number: iterations of the strategy so far, of all its models, this one included.
+        number: iterations of the strategy so far, of all its models, this one included if it made
+            a step.
         loss: f where it ended; nan if nothing was evaluated.
         gradient_norm: the Euclidean norm of its gradient there.
         step: a, the step along the direction; 0 if none was made.

@@ -53,6 +53,10 @@ class OncePerEvaluation(algorithm.ExchangeRule):
     def steps_to_event(self, step: int) -> int:
         return min(self.at_once, super().steps_to_event(step))
 
+    def share(self, steps: int, left: int, workers: int) -> int:
+        """Fewer towards the end of a pass, so that all workers end at about the same time."""
+        return min(steps, -(-left // workers))
+
 
 @dataclasses.dataclass(frozen=True)
 class AddUp(algorithm.ServerRule):

@@ -83,10 +83,8 @@ class Scheduler:
 
     def limit(self, task: Task) -> int:
         """Most mini-batches that this worker in particular can take now."""
-        if task.is_shared:
-            return 0
-        if any(lease.owner == task.index for lease in self.orphans):
-            return 0  # a message with a higher number would make its shards refuse that one
+        if task.is_shared or any(lease.owner == task.index for lease in self.orphans):
+            return 0  # a message with a higher number would make shards refuse the orphan's
         return ANY_NUMBER if self.source is None else self._drawable(task)
 
     def _drawable(self, task: Task) -> int:
@@ -133,14 +131,15 @@ class Scheduler:
 
     def round_steps(self, task: Task) -> int:
         """How many mini-batches a worker takes now; 0 if it should wait for more."""
-        if not self.available:
-            return 0  # a rule is not asked for what comes after the end
+        if not self.available:  # a rule is not asked for what comes after the end
+            return 0
         steps = min(self.exchange.steps_to_event(task.step), self.longest_call, self.limit(task))
+        if self.draining:  # so that all are there that will be
+            steps = self.exchange.share(steps, self.available, len(self.tasks))
         if self.available >= steps:
             return steps
         at_once = self.draining or self.hurried
-        enough = steps and (at_once or self.available >= self.portion(steps))
-        return self.available if enough else 0
+        return self.available if steps and (at_once or self.available >= self.portion(steps)) else 0
 
     def portion(self, steps: int) -> int:
         """Mini-batches to begin with where a whole round of them would take too much memory."""

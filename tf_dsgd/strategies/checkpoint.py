@@ -223,7 +223,7 @@ class Checkpoint:
 
     def _check_kept(self, arrays: Mapping[str, np.ndarray]) -> None:
         """What a codec has held back is a part of the training: it is not left out unsaid."""
-        found = {_cell_of(name) for name in arrays} & _OWED
+        found = {cell for cell in map(_cell_of, arrays) if cell in _OWED}
         if found - set(self._kept):
             raise ValueError(
                 f"This state has what compression holds back on workers: {sorted(found)}. This "

@@ -38,13 +38,14 @@ class Vectors:
         program: whose weights they are.
         rows: m.
         engine: explains what a lost task raises.
+        calls: round trips before, to those of other programs.
     """
 
-    def __init__(self, program: Program, rows: int, engine: Engine):
+    def __init__(self, program: Program, rows: int, engine: Engine, calls: int = 0):
         self.program = program
         self._vectors = ShardVectors(rows)
         self._engine = engine
-        self.calls = 0
+        self.calls = calls
         """Round trips so far."""
 
     @functools.cached_property
@@ -226,7 +227,7 @@ class Iterations:
         if self._vectors is None or self._vectors.program is not program:
             self.method.noise = _noise(program)
             rows = self.method.settings.rows
-            self._vectors = Vectors(program, rows, self._engine)
+            self._vectors = Vectors(program, rows, self._engine, self.shard_calls)
         return self._vectors
 
     @staticmethod

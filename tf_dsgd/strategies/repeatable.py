@@ -49,8 +49,9 @@ def check_compiled(model: keras.Model | None, applications: Sequence[Application
     changed = _changed_options(optimizer)
     if changed is not None:
         raise ValueError(
-            "A batch method takes the place of the optimizer. Compile without one (Keras's default "
-            f"is ignored), or choose another strategy for it. Received: {changed}."
+            "A batch method takes the place of the optimizer. Compile without one (Keras's "
+            "default is ignored), or choose another strategy for it; leave out callbacks that set "
+            f"its rate, such as LearningRateScheduler. Received: {changed}."
         )
     for variable in applications[0].variables:
         if getattr(variable, "constraint", None) is not None:
@@ -93,7 +94,7 @@ def check_repeatable(
             f"numbers: in {random[0]!r}. Leave that out, or do it once to the data."
         )
     for variable in written:
-        if variable.kind is Kind.SEED:
+        if variable.kind is Kind.SEED or "seed_generator" in variable.name:
             raise ValueError(
                 "A batch method compares the loss at several points, and in training "
                 f"{_owner(model, variable)} draws random numbers. Leave it out, or set its rate to "
@@ -121,5 +122,6 @@ def _owner(model: keras.Model | None, variable: ReplicaVariable) -> str:
             break
         found = inner[0]
     if found is None or found is model:
-        return "the model"
+        layer = variable.name.rpartition("/")[0]  # made as it was called
+        return f"the layer {layer!r}" if layer else "the model"
     return f"the layer {found.name!r} ({type(found).__name__})"

@@ -15,6 +15,8 @@ from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.objective import Objective
 
 _LINE_SEARCHES = ("wolfe", "armijo")
+_MOST_PAIRS = 1000
+"""The coordinator has a matrix of (2 m + 1)^2 dot products."""
 
 
 class SandblasterStrategy(DistributedStrategy):
@@ -64,14 +66,14 @@ class SandblasterStrategy(DistributedStrategy):
             `ClusterSpec` or resolver stands for the `TFCluster` of it; None for the cluster of
             TF_CONFIG if that is set, else `LocalCluster()`.
         method: `"lbfgs"`, `"cg-fr"`, `"cg-pr"`, `"cg-hs"` or `"gd"`.
-        history: m, pairs that L-BFGS keeps; 0 is steepest descent. Shards hold 2 m + 5 vectors of
-            the model's size. Other methods keep one pair, or none.
+        history: m, pairs that L-BFGS keeps, at most 1,000; 0 is steepest descent. Shards hold
+            2 m + 5 vectors of the model's size. Other methods keep one pair, or none.
         line_search: `"wolfe"` or `"armijo"`.
         max_evaluations: most evaluations of a line search, at least 1; the best step so far is
             taken then, which is evaluated once more if it was not the last.
         gradient_tolerance: training ends when the gradient's Euclidean norm is at most this.
         loss_tolerance: training ends when an iteration lowers the loss by at most this, relative
-            to max(1, loss).
+            to max(1, loss); not where it is 0.
 
     Raises:
         ValueError, TypeError: for a wrong argument, naming it, what was received, and the remedy.
@@ -109,7 +111,7 @@ class SandblasterStrategy(DistributedStrategy):
     ):
         settings = Settings(
             method=one_of("method", method, METHODS),
-            history=integer("history", history, 0),
+            history=integer("history", history, 0, below=_MOST_PAIRS + 1),
             line_search=one_of("line_search", line_search, _LINE_SEARCHES),
             max_evaluations=positive_int("max_evaluations", max_evaluations),
             gradient_tolerance=_tolerance("gradient_tolerance", gradient_tolerance),

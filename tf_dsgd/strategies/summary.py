@@ -77,7 +77,8 @@ class Account:
             return None
         if self.input_seconds >= _MUCH * self.interval.seconds:
             return "Workers waited for input: cache it, or read and prepare it faster."
-        if self.steps_per_execution == 1:
+        batch_method = "max_evaluations" in self.arguments  # it hands out all of an epoch at once
+        if self.steps_per_execution == 1 and not batch_method:
             return "Workers waited for work: compile(steps_per_execution=20) hands it out faster."
         return None
 

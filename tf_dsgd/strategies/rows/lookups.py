@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_gradient
 from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.variable import current_trace
 
@@ -47,17 +47,10 @@ def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([check] if check is not None else []):  # None: it ran eagerly
         flat = tf.identity(flat)
 
-    @tf.custom_gradient
-    def rows_of(handle: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        del handle
-
-        def gradient(upstream: Any) -> tf.IndexedSlices:
-            values = tf.reshape(upstream, [-1, *row])
-            return tf.IndexedSlices(values, flat, tf.constant(table.shape.as_list(), flat.dtype))
-
-        return tf.reshape(_gathered(table, flat), shape), gradient
-
-    return tf.ensure_shape(rows_of(table.handle), [*ids.shape, *row])
+    found = tf.reshape(_gathered(table, flat), shape)
+    whole = tf.constant(table.shape.as_list(), flat.dtype)
+    found = _tf_gradient.rows_of_table(found, table.handle, flat, whole)
+    return tf.ensure_shape(found, [*ids.shape, *row])
 
 
 def _gathered(table: SplitTable, flat: tf.Tensor) -> tf.Tensor:
