@@ -364,6 +364,7 @@ def test_what_sets_weights_does_not_go_with_changes_held_back(start):
         model(top_k, "sgd", "non_neg")
     assert model(compression.QSGD(4, seed=1), "ftrl", "non_neg") == 4
     assert model(top_k, "sgd") == 4
+    assert model(top_k, "muon") == 4  # which assigns w - step, and so adds
 
 
 class Clipping(keras.Sequential):

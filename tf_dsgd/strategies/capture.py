@@ -221,7 +221,11 @@ def _apply_divided(
     variables = None if trainable_variables is None else list(trainable_variables)
     known = variables or (_tf.built_variables(optimizer) if optimizer.built else [])
     if not any(_is_split(v) for v in known):
+        trace = current_trace()
+        before = set() if trace is None else set(trace.assigned)
         plain(grads, variables)
+        if trace is not None:
+            trace.assigned = before  # what the step itself assigns to; optimizers are known
         return
     if hasattr(optimizer, "inner_optimizer"):
         raise ValueError(
