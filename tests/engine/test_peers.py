@@ -300,7 +300,9 @@ def test_resumed_is_unbroken(codec):
         with strategy.scope():
             layers = [keras.layers.Dense(5, "tanh"), keras.layers.BatchNormalization()]
             model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(4)])
-            model.compile(keras.optimizers.SGD(0.05, momentum=0.5), "mse")
+            # Its momentum and the codec's would act twice, which is warned of.
+            momentum = 0.0 if getattr(codec, "momentum", 0.0) else 0.5
+            model.compile(keras.optimizers.SGD(0.05, momentum=momentum), "mse")
         return strategy, model
 
     data = dyadic(8)

@@ -10,13 +10,14 @@ class Gone(Exception):
 
 @dataclasses.dataclass
 class Rule:
-    """An exchange rule: periods, and how far a worker may be ahead of the slowest."""
+    """An exchange rule: periods, how far a worker may be ahead, whether workers end together."""
 
     push_every: int = 1
     fetch_every: int = 1
     bound: int | None = None
     warm_start: int = 0
     in_turn: bool = False
+    end_together: bool = False
 
     @property
     def bounds_staleness(self):
@@ -29,6 +30,9 @@ class Rule:
         return min(
             self.push_every - step % self.push_every, self.fetch_every - step % self.fetch_every
         )
+
+    def share(self, steps, left, workers):
+        return min(steps, -(-left // workers)) if self.end_together else steps
 
     def push_due(self, step):
         return step % self.push_every == 0

@@ -25,26 +25,31 @@ class World:
     Args:
         seed: of the history; or what makes its choices.
         scheduler: the class to test; a wrong one in tests of this harness.
+        shares: whether there are always backup tasks, several workers and several shards, which
+            is what the rarest of mistakes needs.
     """
 
-    def __init__(self, seed, scheduler=Scheduler):
+    def __init__(self, seed, scheduler=Scheduler, *, shares=False):
         self.random = choose = random.Random(seed) if isinstance(seed, int) else seed
         self.now = 0.0
-        number = choose.randint(1, 4)
-        push, fetch = choose.choice([(1, 1), (2, 2), (3, 3), (1, 3), (3, 1), (2, 3)])
+        least = 2 if shares else 1
+        number = choose.randint(least, 4)
+        rounds = [(1, 1), (2, 2), (3, 3), (3, 1)] + [(1, 3), (2, 3)] * (not shares)
+        push, fetch = choose.choice(rounds)
         bound = choose.choice([None, 0, 1, 2])
-        self.rule = Rule(push, fetch, bound, choose.choice([0, 0, 0, 4]))
+        warm_start, together = choose.choice([0, 0, 0, 4]), choose.random() < 0.3
+        self.rule = Rule(push, fetch, bound, warm_start, end_together=together)
         self.overlaps = push < fetch
-        backup = choose.choice([None, 1.0])
+        backup = 1.0 if shares else choose.choice([None, 1.0])
         self.tasks = [Task(m) for m in range(number)]
         self.scheduler = scheduler(
             self.rule, self.tasks, longest_call=choose.choice([1, 3]), backup_after=backup
         )
         self.scheduler.backs_up = backup is not None and not self.overlaps
-        self.shards = [Shard(number) for _ in range(choose.randint(1, 3))]
+        self.shards = [Shard(number) for _ in range(choose.randint(least, 3))]
         self.processes = [Process(m, 0, 0) for m in range(number)]
         self.speeds = [choose.choice([1.0, 1.0, 0.05]) for _ in self.tasks]
-        self.by_pipelines = choose.random() < 0.3
+        self.by_pipelines = choose.random() < 0.3 and not shares
         self.queue = self.scheduler.source = Queue()
         self.granted = 0
         self.threads = {}
@@ -114,7 +119,9 @@ class World:
                 process.alive = process.alive and self.random.random() < 0.2
             return
         # What goes wrong goes wrong while a message is on its way, or another's is computed.
-        delicate = sorted(self.sending | {t.index for t in self.tasks if t.running is not None})
+        running = [t for t in self.tasks if t.running is not None]
+        both = {t.index for t in running} | {t.running.owner for t in running}
+        delicate = sorted(self.sending | both)
         choices = [self.processes[m] for m in delicate]
         if not choices or self.random.random() < 0.4:
             choices = self.processes

@@ -63,8 +63,8 @@ class Scheduler:
         """Whether anything was taken since shards last used what they collected."""
         self._away = [task.index for task in self.tasks if not task.is_present]
         """Workers that are not there, in order."""
-        self._not_joined = [t for t in self.tasks if not exchange.may_join(t.index, 0)]
-        """Workers that did not take part yet."""
+        self._may_join_later = True
+        """Whether a worker may still be there without taking part."""
 
     # -- who may begin ----------------------------------------------------------------------
 
@@ -217,7 +217,8 @@ class Scheduler:
 
     def taken(self, task: Task, steps: int) -> Lease:
         """A worker has taken mini-batches; gives the lease that they are added to."""
-        slowest = self.slowest() if self._not_joined else 0
+        waiting = [t for t in self.present if self._may_join_later and not self.joined(t)]
+        slowest = self.slowest() if waiting else 0
         others = self.others() if self.source is not None and self.source.is_shared else []
         self.available -= steps
         self.handed_out += steps
@@ -229,10 +230,9 @@ class Scheduler:
         task.open.steps += steps
         if self.source is not None:
             task.open.parts.append(self.source.draw(task.index, steps, others))
-        for other in list(self._not_joined):
-            if self.exchange.may_join(self._place(other), self.handed_out):
-                other.clock = max(other.clock, slowest)  # nobody waits until it has caught up
-                self._not_joined.remove(other)
+        for other in filter(self.joined, waiting):
+            other.clock = max(other.clock, slowest)  # nobody waits until it has caught up
+        self._may_join_later = self._may_join_later and not all(map(self.joined, self.tasks))
         return task.open
 
     def begins(self, task: Task, now: float) -> None:

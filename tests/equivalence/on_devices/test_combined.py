@@ -15,6 +15,8 @@ from tests.equivalence.on_devices import models
 from tests.faults import stop_at
 from tf_dsgd import _tf, compression
 
+# The models' optimizer has momentum too, and here nothing is to be learned well.
+pytestmark = pytest.mark.filterwarnings("ignore:Momentum acts twice")
 slow = pytest.mark.slow
 PARTS = tf_dsgd.ModelParallel({"a": 0, "b|sum|c": 1})
 OTHER_PARTS = tf_dsgd.ModelParallel({"c": 0, ".*": 1})
