@@ -255,6 +255,11 @@ class Algorithm:
         """The rule in place of a server rule; None where there are shards."""
         return self.server if isinstance(self.server, PeerRule) else None
 
+    @property
+    def lock_free(self) -> bool:
+        """Whether shards apply messages side by side."""
+        return isinstance(self.server, ServerRule) and self.server.lock_free is not None
+
     def steps_per_iteration(self, num_workers: int) -> int:
         """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""
         if self.local.sends == "gradient" and self.between_peers is None:

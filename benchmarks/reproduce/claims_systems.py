@@ -219,4 +219,62 @@ def _half_sync() -> list[Claim]:
     ]
 
 
-SYSTEMS: Sequence[Claim] = [*_sandblaster(), *_strom(), *_a3c(), *_half_sync()]
+def _hogwild() -> list[Claim]:
+    problems = {"logistic": (0.00016, 0.0016, 0.016), "completion": (0.0016, 0.016, 0.16)}
+
+    def cells(one: str, other: str, beside: str, measure: str = "ms", only: str = "") -> tuple:
+        return tuple(
+            Cell(
+                f"{problem}, {100 * density:g} %, {one} beside {other}",
+                of(problem=problem, density=density, contender=one),
+                of(problem=problem, density=density, contender=other),
+                beside,
+                measure=measure,
+                ratio=True,
+            )
+            for problem, densities in problems.items()
+            if only in problem
+            for density in densities
+        )
+
+    seconds, source = "less time for a mini-batch", "Niu et al., 2011"
+    return [
+        Claim(
+            "hogwild",
+            "Hogwild! on two threads is faster than one thread",
+            source,
+            f"{seconds}; the paper, on ten: 3 times as fast",
+            cells("Hogwild!", "one thread", "<"),
+        ),
+        Claim(
+            "hogwild",
+            "Hogwild! is faster than locks of rows",
+            source,
+            seconds,
+            cells("Hogwild!", "AIG", "<"),
+        ),
+        Claim(
+            "hogwild",
+            "locks of rows are faster than round-robin",
+            source,
+            seconds,
+            cells("AIG", "round-robin", "<"),
+        ),
+        Claim(
+            "hogwild",
+            "Hogwild! is faster than round-robin",
+            source,
+            f"{seconds}; the paper: not where a gradient takes 1 ms",
+            cells("Hogwild!", "round-robin", "<"),
+        ),
+        Claim(
+            "hogwild",
+            "a library for such a model takes less",
+            "",
+            "less processor time for a mini-batch than Hogwild!",
+            cells("scikit-learn", "Hogwild!", "<", measure="cpu_ms", only="logistic"),
+        ),
+    ]
+
+
+SYSTEMS: Sequence[Claim] = [*_sandblaster(), *_strom(), *_a3c(), *_half_sync(), *_hogwild()]

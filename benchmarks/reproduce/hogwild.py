@@ -1,7 +1,6 @@
 """Hogwild!, locks of rows, and round-robin, over the density of the gradient.
 
-    python benchmarks/reproduce/hogwild.py --json hogwild.json --plot hogwild.png
-    python benchmarks/reproduce/hogwild.py --quick
+    python benchmarks/reproduce/hogwild.py
 
 Niu, Recht, Re and Wright (NIPS 2011) compare three ways of updating shared weights, on 10 threads
 and data of which an example touches little: without a lock (Hogwild!), with locks of the example's
@@ -14,34 +13,37 @@ repetition with Zipf's probabilities, and standard normal values, scaled to leng
 those of normal weights of the columns, a tenth of them wrong. Mini-batches of one example, as in
 the paper, SGD at a rate of 2. scikit-learn's `SGDClassifier` does the same steps, in one thread.
 `completion`: rank 8, users x items, ratings u' v of normal factors; mini-batches of 16 ratings, SGD
-on the mean of squares at a rate of 2. `density` is 16 / users: a mini-batch's share of a table.
+on the mean of squares at a rate of 0.5. `density` is 16 / users: a mini-batch's share of a table.
 
-All contenders are in one process, made and traced before any is timed; then each trains on the next
-mini-batches, and so on, in an order that turns by one every time, so that a slow minute of the
-machine hits all alike. A ratio is one contender's speed beside one thread's in the same repetition.
-Processor time is that of all threads of the process.
+Of a seed are the data and the first weights. All contenders of a seed are in one process, made and
+traced before any is timed; then each trains on the next mini-batches, and so on, in an order that
+turns by one every time, so that a slow minute of the machine hits all alike. `ms` and `cpu_ms` are
+milliseconds of a mini-batch, by the clock and of all threads of the process: the median of the
+repetitions. `staleness` is the mean of what is counted; of scikit-learn it is 0.
 """
 
-import setting  # isort: skip (finds the package and `runs`)
+import driver  # isort: skip (finds the package)
 
+import argparse
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
 
 import keras
 import numpy as np
-import runs
 import tensorflow as tf
 from sklearn.linear_model import SGDClassifier
 
 import tf_dsgd
 
 COLUMNS, RATE, WRONG, HELD_OUT = 47_000, 2.0, 0.1, 1_000
-RANK, BATCH, COMPLETION_RATE = 8, 16, 2.0
+RANK, BATCH, COMPLETION_RATE = 8, 16, 0.5
 DENSITIES = {"logistic": (0.00016, 0.0016, 0.016), "completion": (0.0016, 0.016, 0.16)}
-LOCKS = {"none": "Hogwild!", "rows": "AIG", "round-robin": "round-robin"}
+LOCKS = {"Hogwild!": "none", "AIG": "rows", "round-robin": "round-robin"}
 ONE, SKLEARN = "one thread", "scikit-learn"
+THREADS = 2
 
 
 @dataclasses.dataclass
@@ -54,8 +56,6 @@ class Problem:
     model: Callable[[], keras.Model]
     loss: Callable[[list[np.ndarray]], float]
     """Of a model's weights, on examples that nobody is trained on."""
-    rows: float
-    """That a mini-batch names, on average."""
 
     def part(self, place: int, steps: int) -> tuple[list[np.ndarray], np.ndarray]:
         chosen = slice(place * steps * self.batch, (place + 1) * steps * self.batch)
@@ -76,8 +76,8 @@ def zipf_columns(random: np.random.Generator, examples: int, number: int) -> np.
     return found
 
 
-def logistic(density: float, examples: int) -> Problem:
-    random = np.random.default_rng(1)
+def logistic(density: float, examples: int, seed: int) -> Problem:
+    random = np.random.default_rng(seed)
     number = max(1, round(density * COLUMNS))
     total = examples + HELD_OUT
     ids = zipf_columns(random, total, number)
@@ -104,13 +104,13 @@ def logistic(density: float, examples: int) -> Problem:
         return float(np.logaddexp(0, logits * (1 - 2 * y[examples:, 0])).mean())
 
     x = [ids[:examples], values[:examples]]
-    return Problem(x, y[:examples], 1, model, loss, number)
+    return Problem(x, y[:examples], 1, model, loss)
 
 
 class ScikitLearn:
     """The same steps, by `SGDClassifier`."""
 
-    def __init__(self, first: Problem):
+    def __init__(self, problem: Problem):
         self._classifier = SGDClassifier(
             loss="log_loss",
             penalty=None,
@@ -120,7 +120,13 @@ class ScikitLearn:
             fit_intercept=False,
             shuffle=False,
         )
-        self.loss = lambda: first.loss([self._classifier.coef_.T])
+        self._problem = problem
+
+    def loss(self) -> float:
+        return self._problem.loss([self._classifier.coef_.T])
+
+    def staleness(self) -> float:
+        return 0.0
 
     def train(self, x: list[np.ndarray], y: np.ndarray) -> Callable[[], object]:
         from scipy.sparse import csr_matrix
@@ -134,15 +140,15 @@ class ScikitLearn:
 # -- matrix completion -----------------------------------------------------------------------------
 
 
-def completion(density: float, examples: int) -> Problem:
-    random = np.random.default_rng(1)
+def completion(density: float, examples: int, seed: int) -> Problem:
+    random = np.random.default_rng(seed)
     rows, total = round(BATCH / density), examples + HELD_OUT
     pairs = random.integers(0, rows, (total, 2), dtype="int32")
     u, v = random.standard_normal((2, rows, RANK)).astype("float32") / RANK**0.25
     y = (u[pairs[:, 0]] * v[pairs[:, 1]]).sum(1, keepdims=True)
 
     def model() -> keras.Model:
-        keras.utils.set_random_seed(1)
+        keras.utils.set_random_seed(seed)
         users, items = keras.Input((), dtype="int32"), keras.Input((), dtype="int32")
         first = keras.initializers.RandomNormal(stddev=0.5)
         tables = [keras.layers.Embedding(rows, RANK, embeddings_initializer=first) for _ in "uv"]
@@ -157,7 +163,7 @@ def completion(density: float, examples: int) -> Problem:
         return float(np.square(predicted - y[examples:, 0]).mean())
 
     x = [pairs[:examples, 0], pairs[:examples, 1]]
-    return Problem(x, y[:examples], BATCH, model, loss, 2 * BATCH)
+    return Problem(x, y[:examples], BATCH, model, loss)
 
 
 PROBLEMS = {"logistic": logistic, "completion": completion}
@@ -179,6 +185,9 @@ class Threads:
     def loss(self) -> float:
         return self._problem.loss(self.model.get_weights())
 
+    def staleness(self) -> float:
+        return self.strategy.staleness().mean
+
     def train(self, x: list[np.ndarray], y: np.ndarray) -> Callable[[], object]:
         data = tf.data.Dataset.from_tensor_slices((tuple(x), y)).batch(self._problem.batch)
         data = data.prefetch(64)
@@ -190,131 +199,66 @@ class Threads:
         return fit
 
 
-def contenders(name: str, problem: Problem, threads: list[int]) -> dict[str, object]:
-    made: dict[str, object] = {ONE: Threads(problem, 1, "none")}
-    for number in threads:
-        for lock, paper in LOCKS.items():
-            made[f"{paper}, {number}"] = Threads(problem, number, lock)
+def contenders(name: str, problem: Problem) -> dict[str, Threads | ScikitLearn]:
+    made: dict[str, Threads | ScikitLearn] = {ONE: Threads(problem, 1, "none")}
+    for paper, lock in LOCKS.items():
+        made[paper] = Threads(problem, THREADS, lock)
     if name == "logistic":
         made[SKLEARN] = ScikitLearn(problem)
     return made
 
 
-def measure(name: str, density: float, threads: list[int], steps: int, repetitions: int) -> dict:
+@functools.lru_cache(maxsize=1)
+def measured(name: str, density: float, seed: int, steps: int, repetitions: int) -> dict:
+    """Of each contender: they take turns, so all of them are measured when one is asked for."""
     keras.utils.clear_session()
     batch = 1 if name == "logistic" else BATCH
-    problem = PROBLEMS[name](density, (repetitions + 1) * steps * batch)
-    made = contenders(name, problem, threads)
-    speeds: dict[str, list[float]] = {each: [] for each in made}
-    processor: dict[str, list[float]] = {each: [] for each in made}
+    problem = PROBLEMS[name](density, (repetitions + 1) * steps * batch, seed)
+    made = contenders(name, problem)
+    found: dict[str, list[tuple[float, float]]] = {each: [] for each in made}
     names = list(made)
     for repetition in range(repetitions + 1):
         data = problem.part(repetition, steps)
-        turned = names[repetition % len(names) :] + names[: repetition % len(names)]
-        for each in turned:
+        first = repetition % len(names)
+        for each in names[first:] + names[:first]:
             train = made[each].train(*data)
             began, spent = time.perf_counter(), time.process_time()
             train()
+            taken = time.perf_counter() - began, time.process_time() - spent
             if repetition:  # the first one traces
-                speeds[each].append(steps / (time.perf_counter() - began))
-                processor[each].append(1e3 * (time.process_time() - spent) / steps)
-    staleness = {
-        each: contender.strategy.staleness().mean
-        for each, contender in made.items()
-        if isinstance(contender, Threads)
-    }
+                found[each].append(taken)
     return {
-        "problem": name,
-        "density": density,
-        "rows": problem.rows,
-        "steps": steps,
-        "steps_per_second": speeds,
-        "cpu_ms": processor,
-        "loss": {each: contender.loss() for each, contender in made.items()},
-        "staleness": staleness,
+        each: {
+            "ms": 1e3 * statistics.median(wall for wall, _ in found[each]) / steps,
+            "cpu_ms": 1e3 * statistics.median(cpu for _, cpu in found[each]) / steps,
+            "loss": contender.loss(),
+            "staleness": contender.staleness(),
+        }
+        for each, contender in made.items()
     }
 
 
-# -- what came out ---------------------------------------------------------------------------------
+def run(condition: dict, seeds: list[int], rates: list[float], options: argparse.Namespace) -> dict:
+    of = condition["problem"], condition["density"]
+    sizes = options.steps, options.repetitions
+    found = [measured(*of, seed, *sizes)[condition["contender"]] for seed in seeds]
+    return {name: [[each[name] for each in found] for _ in rates] for name in found[0]}
 
 
-def ratios(result: dict, name: str, beside: str) -> list[float]:
-    speeds = result["steps_per_second"]
-    return [ours / one for ours, one in zip(speeds[name], speeds[beside], strict=True)]
-
-
-def report(results: list[dict]) -> str:
-    heads = ["problem", "density", "contender", "mini-batches/s", "beside one thread"]
-    heads += ["beside Hogwild!", "CPU, ms/mini-batch", "staleness", "held-out loss"]
-    rows = []
-    for result in results:
-        for name, speeds in result["steps_per_second"].items():
-            paper, _, number = name.partition(", ")
-            beside = paper in LOCKS.values() and paper != LOCKS["none"]
-            rows.append(
-                [
-                    result["problem"],
-                    f"{100 * result['density']:g} %",
-                    name if not number else f"{paper}, {number} threads",
-                    f"{statistics.median(speeds):,.0f}",
-                    runs.spread(ratios(result, name, ONE), 2),
-                    runs.spread(ratios(result, name, f"Hogwild!, {number}"), 2) if beside else "",
-                    runs.spread(result["cpu_ms"][name], 2),
-                    f"{result['staleness'][name]:.2f}" if name in result["staleness"] else "",
-                    f"{result['loss'][name]:.4f}",
-                ]
-            )
-    return runs.table(heads, rows)
-
-
-def plot(results: list[dict], path: str) -> None:
-    pyplot = setting.pyplot()
-    problems = list(dict.fromkeys(r["problem"] for r in results))
-    figure, axes = pyplot.subplots(2, len(problems), figsize=(5 * len(problems), 7), squeeze=False)
-    for column, problem in enumerate(problems):
-        here = [r for r in results if r["problem"] == problem]
-        densities = [100 * r["density"] for r in here]
-        styles = {"": "-"}  # by the number of threads; one thread's line is grey
-        for name in here[0]["steps_per_second"]:
-            if name == SKLEARN:
-                continue
-            paper, _, number = name.partition(", ")
-            color = {"Hogwild!": "C0", "AIG": "C1", "round-robin": "C2"}.get(paper, "0.5")
-            style = styles.setdefault(number, ["-", "--", ":", "-."][(len(styles) - 1) % 4])
-            of = {"color": color, "ls": style, "marker": "o", "ms": 3}
-            label = f"{paper}, {number} threads" if number else name
-            found = [statistics.median(ratios(r, name, ONE)) for r in here]
-            axes[0][column].plot(densities, found, label=label, **of)
-            spent = [statistics.median(r["cpu_ms"][name]) for r in here]
-            axes[1][column].plot(densities, spent, label=label, **of)
-        for row, what in enumerate(["speed beside one thread", "CPU, ms a mini-batch"]):
-            axes[row][column].set(xscale="log", xlabel="density, %", ylabel=what)
-        axes[0][column].set_title(problem)
-        axes[1][column].set_yscale("log")
-        axes[0][column].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
-
-
-def main() -> None:
-    parser = setting.arguments(__doc__)
-    parser.add_argument("--threads", default="2", help="by commas")
-    parser.add_argument("--problems", default="logistic,completion")
-    parser.add_argument("--steps", type=int, default=150, help="mini-batches timed at once")
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="one density, few steps, two threads")
-    options = parser.parse_args()
-    threads = [2] if options.quick else setting.numbers(options.threads)
-    steps, repetitions = (40, 2) if options.quick else (options.steps, options.repetitions)
-    results = []
-    for problem in options.problems.split(","):
-        densities = DENSITIES[problem]
-        for density in densities[1:2] if options.quick else densities:
-            results.append(measure(problem, density, threads, steps, repetitions))
-            print(report(results[-1:]), flush=True)
-            runs.write_json(options.json, {**runs.provenance(), "results": results})
-    setting.finish(options, results, report, plot)
-
+STUDY = driver.Study(
+    name="hogwild",
+    conditions=[
+        {"problem": problem, "density": density, "contender": contender}
+        for problem, densities in DENSITIES.items()
+        for density in densities
+        for contender in (ONE, *LOCKS, *([SKLEARN] if problem == "logistic" else []))
+    ],
+    grid=lambda condition: (0, 0),
+    run=run,
+    options={"steps": (150, 20), "repetitions": (3, 1)},
+    seeds=5,
+    chosen_by="ms",
+)
 
 if __name__ == "__main__":
-    main()
+    driver.main(STUDY, __doc__)

@@ -214,11 +214,12 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "strom": ("bytes", None, "codec"),
     "a3c": ("workers", None, "workers"),
     "half_sync": ("virtual_seconds", None, "way"),
+    "hogwild": ("density", "problem", "contender"),
 }
 """Of each study with results."""
 MANY = 6
 """Curves in a panel up to which intervals are drawn."""
-LOGARITHMIC = {"delay_tolerance", "a3c"}
+LOGARITHMIC = {"delay_tolerance", "a3c", "hogwild"}
 """Studies whose values are far from one another."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
 """Of the vertical axis, where the worst is what matters."""
@@ -262,7 +263,9 @@ def plot(name: str, path: str) -> None:
     else:
         axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
     axes[0][0].set_ylabel(_LABELS.get(measure, measure))
-    axes[0][-1].legend(fontsize=6, title=curves, title_fontsize=6)
+    # That of the last panel, or of one with more curves.
+    whole = max(reversed(axes[0]), key=lambda axis: len(axis.get_legend_handles_labels()[1]))
+    whole.legend(fontsize=6, title=curves, title_fontsize=6)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
@@ -274,6 +277,7 @@ _LABELS = {
     "cost": "mean held-out cross-entropy",
     "regret": "regret, online",
     "above_2n": "share of messages above 2n",
+    "ms": "milliseconds a mini-batch",
 }
 _ALONG = {"rate": "learning rate", "seconds": "virtual seconds, share of all"}
 

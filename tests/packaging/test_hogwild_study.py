@@ -1,12 +1,11 @@
-"""`benchmarks/reproduce/hogwild.py`: its data, its contenders beside one another, its tables."""
+"""`benchmarks/reproduce/hogwild.py`: its data, and its contenders beside one another."""
 
-import json
+import argparse
 
 import numpy as np
 import pytest
 
 from tests.packaging.repository import ROOT
-from tests.packaging.test_benchmarks import run_benchmark
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def test_columns_are_drawn_by_zipf_without_repetition(hogwild):
 
 def test_one_thread_makes_the_steps_of_scikit_learn(hogwild):
     """A loss computed from another library's weights, after 60 steps."""
-    problem = hogwild.logistic(0.00016, 60)
+    problem = hogwild.logistic(0.00016, 60, 1)
     threads, other = hogwild.Threads(problem, 1, "none"), hogwild.ScikitLearn(problem)
     for contender in (threads, other):
         contender.train(*problem.part(0, 60))()
@@ -41,41 +40,21 @@ def test_one_thread_makes_the_steps_of_scikit_learn(hogwild):
     assert abs(threads.loss() - zero) > 1e-3
 
 
-def result(hogwild, name="logistic"):
-    speeds = {hogwild.ONE: [100.0, 50.0], "Hogwild!, 2": [200.0, 50.0]}
-    speeds |= {"AIG, 2": [100.0, 5.0], "round-robin, 2": [150.0, 60.0]}
-    return {
-        "problem": name,
-        "density": 0.0016,
-        "steps_per_second": speeds,
-        "cpu_ms": {each: [1.0, 3.0] for each in speeds},
-        "loss": dict.fromkeys(speeds, 0.5),
-        "staleness": dict.fromkeys(speeds, 0.25),
-    }
-
-
-def test_ratios_are_of_one_repetition(hogwild):
-    report = hogwild.report([result(hogwild)])
-    assert "| Hogwild!, 2 threads | 125 | 1.50 (1.00-2.00) |  | 2.00 (1.00-3.00) |" in report
-    assert "| AIG, 2 threads | 52 | 0.55 (0.10-1.00) | 0.30 (0.10-0.50) |" in report
-
-
-def test_what_is_on_the_page_is_what_was_measured(hogwild):
-    measured = json.loads(
-        (ROOT / "benchmarks" / "reproduce" / "results" / "hogwild.json").read_text()
-    )
-    page = (ROOT / "docs" / "reproduced.md").read_text()
-    for line in hogwild.report(measured["results"]).splitlines():
-        assert line in page
-
-
 @pytest.mark.slow
-def test_the_study_runs_and_reports(tmp_path):
-    written = tmp_path / "results.json"
-    output = run_benchmark("reproduce/hogwild.py", "--quick", "--json", str(written))
-    assert "| completion | 1.6 % | round-robin, 2 threads |" in output
-    logistic, completion = json.loads(written.read_text())["results"]
-    assert set(logistic["loss"]) - set(completion["loss"]) == {"scikit-learn"}
-    losses = logistic["loss"]
-    assert losses["scikit-learn"] == pytest.approx(losses["one thread"], abs=1e-5)
-    assert max(losses.values()) < np.log(2)
+def test_all_contenders_of_a_seed_train_on_the_same(hogwild):
+    """One rate, one loss: what is compared is the time alone."""
+    options = argparse.Namespace(steps=20, repetitions=1)
+    found = {}
+    for contender in (hogwild.ONE, *hogwild.LOCKS, hogwild.SKLEARN):
+        condition = {"problem": "logistic", "density": 0.0016, "contender": contender}
+        assert condition in hogwild.STUDY.conditions
+        found[contender] = hogwild.run(condition, [1], [1.0], options)
+    assert hogwild.measured.cache_info().misses == 1  # in one process, in turn
+    losses = {name: values["loss"][0][0] for name, values in found.items()}
+    assert losses[hogwild.SKLEARN] == pytest.approx(losses[hogwild.ONE], abs=1e-5)
+    assert losses == pytest.approx(dict.fromkeys(losses, losses[hogwild.ONE]), abs=2e-3)
+    assert abs(losses[hogwild.ONE] - np.log(2)) > 1e-4  # it was trained
+    for name, values in found.items():
+        assert values["ms"][0][0] > 0 and values["cpu_ms"][0][0] > 0
+        if name not in hogwild.LOCKS:
+            assert values["staleness"] == [[0.0]]

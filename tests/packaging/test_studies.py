@@ -373,6 +373,7 @@ def test_a_study_learns(reproduce, name):
 SYSTEMS = {
     "a3c": {"workers": 2},
     "half_sync": {"way": "half-synchronous"},
+    "hogwild": {"problem": "completion", "density": 0.016, "contender": "round-robin"},
     "strom": {"codec": "Threshold 0.064", "link": 100},
 }
 

@@ -3,7 +3,7 @@
     worker:  sample e;  read x_e;  G_e <- gradient;  for v in e:  x_v <- x_v - gamma b_v' G_e
 
 x = the weights, e = the rows and the dense weights of a mini-batch, gamma = the compiled
-optimizer's rate. Nobody has a copy of x, and nobody locks it.
+optimizer's rate. Nobody locks x; threads have no copy of it, and processes one of its dense part.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ body computes.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import tensorflow as tf
+
+from tf_dsgd.engine.mutexes import mutexes
 
 T = TypeVar("T")
 
@@ -30,12 +31,7 @@ class RowLocks:
     def __init__(self, device: str | None):
         self._device = device
         with tf.init_scope(), tf.device(device):
-            self._handles = tf.stack(
-                [
-                    tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_row_{uuid.uuid4().hex}")
-                    for _ in range(_LOCKS)
-                ]
-            )
+            self._handles = tf.stack(mutexes(self, _LOCKS, device))
 
     def held(self, rows: Mapping[int, tf.Tensor], body: Callable[[], T]) -> T:
         """Traces `body`, which runs while it holds the locks of these rows.

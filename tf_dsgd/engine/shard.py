@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -31,8 +30,10 @@ from tf_dsgd.engine.ledger import (
     SEQUENCE,
     STALENESS_BINS,
     STEPS,
+    TAKEN,
     TAU_MAX,
     TAU_SUM,
+    TORN,
     WORKER_EDGES,
     Books,
     ShardLedger,
@@ -40,6 +41,7 @@ from tf_dsgd.engine.ledger import (
     WorkerLedger,
 )
 from tf_dsgd.engine.log import Log
+from tf_dsgd.engine.mutexes import mutexes
 from tf_dsgd.engine.row_locks import RowLocks
 
 T = TypeVar("T")
@@ -94,8 +96,7 @@ class Shard:
         self.locks_itself = remote or self.lock_free or self.log is not None
         """Whether the lock is an operation of the functions that act on it."""
         if self.locks_itself:
-            with tf.init_scope(), tf.device(device):
-                self._mutex = tf.raw_ops.MutexV2(shared_name=f"tf_dsgd_{uuid.uuid4().hex}")
+            (self._mutex,) = mutexes(self, 1, device)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -166,7 +167,7 @@ class Shard:
 
             def accept() -> tf.Tensor:
                 tau = self._staleness(header)
-                return self._counted(header, row, tau, apply(content, tau))
+                return self._counted(header, row, tau, apply(content, tau), {STEPS: header[4]})
 
             self._write(header, tf.cond(fresh, accept, lambda: _refused(header, row)))
             return fresh
@@ -185,6 +186,7 @@ class Shard:
             header = unpack(arrived)[0]
             row, fresh = self._judged(header)
             taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
+            taken += _row({TAKEN: 1, STEPS: header[4]}, 0)
             self._write(header, tf.where(fresh, taken, _refused(header, row)))
             return fresh, self._staleness(header)
 
@@ -193,7 +195,9 @@ class Shard:
             row = self._judged(header)[0]
 
             def counted() -> tf.Tensor:
-                return self._counted(header, row, tau, changed)
+                late = tf.logical_not(_is_current(header, row))  # it was torn until now
+                torn = {TORN: -tf.cast(late, tf.int64)}
+                return self._counted(header, row, tau, changed, torn)
 
             self._write(header, tf.cond(fresh, counted, lambda: row))
             return fresh
@@ -219,16 +223,21 @@ class Shard:
         return self.version.read_value() - header[3]
 
     def _counted(
-        self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor, changed: tf.Tensor | bool
+        self,
+        header: tf.Tensor,
+        row: tf.Tensor,
+        tau: tf.Tensor,
+        changed: tf.Tensor | bool,
+        more: Mapping[int, tf.Tensor],
     ) -> tf.Tensor:
-        """Counts a message that was applied; gives its sender's row after it."""
+        """Counts a message that was applied, and `more`; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
         self.count_version(changed)
         self.schedule_step.assign_add(steps, read_value=False)
         self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
         # Few operations, whatever the number of columns: this is done for every message.
         largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
-        return tf.maximum(row, largest) + _row({APPLIED: 1, STEPS: steps, TAU_SUM: tau}, 0)
+        return tf.maximum(row, largest) + _row({APPLIED: 1, TAU_SUM: tau, **more}, 0)
 
     def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
         self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
@@ -252,6 +261,8 @@ class Shard:
         def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             worker, incarnation = arrived
             row = tf.gather(self._books, worker)
+            if self.lock_free:
+                row += (row[TAKEN] - row[APPLIED] - row[TORN]) * _row({TORN: 1}, 0)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
             self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
             if self.log is not None:
@@ -275,7 +286,8 @@ class Shard:
         for m, row in enumerate(self._books.numpy()):
             applied = int(row[APPLIED])
             repeated, replaced, failed = (int(row[i]) for i in (REPEATED, REPLACED, FAILED))
-            sent = applied + repeated + replaced + failed  # counted before the sender knew
+            torn = int(row[TORN])
+            sent = applied + torn + repeated + replaced + failed  # counted before the sender knew
             if sequences is not None:
                 # A message of a worker that was replaced had a number that was given again.
                 sent = max(sent, sequences[m] + repeated + replaced)
@@ -287,6 +299,7 @@ class Shard:
                     repeated=repeated,
                     replaced=replaced,
                     failed=failed,
+                    torn=torn,
                     staleness_mean=float(row[TAU_SUM]) / applied if applied else float("nan"),
                     staleness_max=int(row[TAU_MAX]),
                 )
@@ -294,7 +307,7 @@ class Shard:
         return ShardLedger(tuple(workers))
 
     def steps_done(self) -> int:
-        """Mini-batches in all messages applied."""
+        """Mini-batches in all messages applied, or torn."""
         return int(self._books.numpy()[:, STEPS].sum())
 
     def books(self) -> Books:
@@ -339,7 +352,10 @@ class Shard:
         """Sets all counters, for workers of these incarnations."""
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
-        books = np.array(state["books"])
+        books = np.zeros([self.num_workers, COLUMNS], np.int64)
+        found = np.asarray(state["books"])
+        books[:, : found.shape[1]] = found  # earlier versions had fewer columns
+        books[:, TAKEN] = books[:, APPLIED] + books[:, TORN]
         books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
