@@ -26,6 +26,7 @@ class GradientAtShared(AccrueGradient):
 class AddInPlace(algorithm.ServerRule):
     """One update by the compiled optimizer, beside those of other messages."""
 
+    only_adds = True
     lock_free = (
         "The optimizer only adds. To a dense weight TensorFlow adds as a whole, under the lock of "
         "that variable; of rows that two messages share, a lost addition is as rare as the sharing."

@@ -187,8 +187,13 @@ class Shard:
             row, fresh = self._judged(header)
             taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
             taken += _row({TAKEN: 1, STEPS: header[4]}, 0)
+            tau = self._staleness(header)
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
             self._write(header, tf.where(fresh, taken, _refused(header, row)))
-            return fresh, self._staleness(header)
+            # What is applied was admitted before, also where its sender is lost meanwhile.
+            with tf.control_dependencies(graph.get_operations()[before:]):
+                return tf.identity(fresh), tau
 
         def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             header, tau, fresh, changed = arrived
@@ -355,7 +360,8 @@ class Shard:
         books = np.zeros([self.num_workers, COLUMNS], np.int64)
         found = np.asarray(state["books"])
         books[:, : found.shape[1]] = found  # earlier versions had fewer columns
-        books[:, TAKEN] = books[:, APPLIED] + books[:, TORN]
+        if self.lock_free:
+            books[:, TAKEN] = books[:, APPLIED] + books[:, TORN]
         books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
