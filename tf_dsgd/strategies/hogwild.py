@@ -52,10 +52,10 @@ class HogwildStrategy(DistributedStrategy):
         lock: `"none"`; or `"rows"`, the paper's AIG: the rows of a mini-batch are locked for its
             update, one by one in ascending order, and read before without a lock. There are 1,024
             locks, which rows share, each with a thread of TensorFlow's; taking one costs 0.1 to 0.2
-            ms. Or `"round-robin"`: worker
-            k mod n has mini-batch k and waits with its update until mini-batches 0 to k - 1 have
-            made theirs (counted from the last drain, as at the end of an epoch), so nothing is lost
-            and updates come in the order of the data. Rows are read meanwhile, without a lock.
+            ms. Or `"round-robin"`: worker k mod n has mini-batch k and waits with its update until
+            mini-batches 0 to k - 1 have made theirs (counted from the last drain, as at the end of
+            an epoch), so nothing is lost and updates come in the order of the data. Rows are read
+            meanwhile, without a lock.
         placement: which tables are read and changed by rows: a dict from regular expressions on
             paths to `tf_dsgd.Rows()`, or `"auto"`, each `keras.layers.Embedding` that has no
             constraint and no regularizer.
