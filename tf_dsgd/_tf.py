@@ -372,15 +372,6 @@ def restricted(
         entries.update(before)
 
 
-def run_independently(operation: tf.Operation) -> None:
-    """Lets an operation run as soon as what it was told to wait for is done.
-
-    `tf.function` runs all stateful operations without a resource in the order of tracing.
-    `FuncGraph.experimental_acd_manager` exempts one. TF 2.21.
-    """
-    operation.graph.experimental_acd_manager.run_independently(operation)
-
-
 def is_deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
     return _config.is_op_determinism_enabled()
@@ -417,17 +408,6 @@ def is_step_of_fit(function: Any) -> bool:
     """Whether Keras made it, to run a model's step on what an iterator gives."""
     name = getattr(function, "__qualname__", "")
     return bool(name.endswith("_make_function.<locals>.function"))
-
-
-def depends_on_alone(concrete: Any, variables: Sequence[tf.Variable]) -> bool:
-    """Whether a traced function gives the same until one of these variables changes."""
-    handles = {id(v.handle) for v in variables}
-    if any(id(capture) not in handles for capture in concrete.captured_inputs):
-        return False
-    reads = ("ReadVariableOp", "Placeholder")
-    return not any(
-        op.op_def.is_stateful and op.type not in reads for op in concrete.graph.get_operations()
-    )
 
 
 def set_initial_epoch(model: keras.Model, epoch: int) -> None:

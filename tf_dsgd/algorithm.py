@@ -181,6 +181,9 @@ class ServerRule(abc.ABC):
     """Why `receive` may run without the lock, while other messages are applied and weights read, in
     a sentence; None where it may not. That a message is taken once and counted stays locked."""
 
+    only_adds: bool = False
+    """Whether it runs the compiled optimizer without the lock: then one that only adds."""
+
     averages_statistics: bool = False
     """Whether BatchNorm's moving statistics of several messages are averaged, at the rule's
     `shard.average_statistics()`; by default each message's are applied as it comes."""
@@ -254,6 +257,11 @@ class Algorithm:
     def between_peers(self) -> PeerRule | None:
         """The rule in place of a server rule; None where there are shards."""
         return self.server if isinstance(self.server, PeerRule) else None
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether shards run the compiled optimizer for several messages side by side."""
+        return isinstance(self.server, ServerRule) and self.server.only_adds
 
     def steps_per_iteration(self, num_workers: int) -> int:
         """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tf_dsgd import _tf
+from tf_dsgd import _tf_order
 from tf_dsgd.strategies import handing_out
 from tf_dsgd.strategies.showing import Logs, ShowingStep, step_of_keras
 
@@ -195,4 +195,4 @@ def test_logs_that_hang_on_more_are_read_at_every_step():
 def test_what_a_function_depends_on(function, alone):
     v, w = tf.Variable(1.0), tf.Variable(1.0)
     concrete = tf.function(lambda: function(v, w)).get_concrete_function()
-    assert _tf.depends_on_alone(concrete, [v]) == alone
+    assert _tf_order.depends_on_alone(concrete, [v]) == alone

@@ -8,7 +8,9 @@ import numpy as np
 
 # A worker's row in the shard's books.
 INCARNATION, SEQUENCE, APPLIED, STEPS, TAU_SUM, TAU_MAX, REPEATED, REPLACED, FAILED = range(9)
-COLUMNS = 9
+# Where messages are applied without a lock: those that were admitted, and those that are torn.
+TAKEN, TORN = 9, 10
+COLUMNS = 11
 REASONS = ("repeated", "replaced", "failed")
 
 # Staleness is counted exactly up to here; larger values share the last bin. Mean and maximum are
@@ -27,7 +29,7 @@ class WorkerLedger:
     """Messages and steps of one worker, as its shard counted them."""
 
     steps: int
-    """Mini-batches in the messages applied."""
+    """Mini-batches in the messages applied, or torn."""
     sent: int
     """Messages sent, repeats included."""
     applied: int
@@ -38,6 +40,9 @@ class WorkerLedger:
     """Messages refused because their sender counted as lost: others do its mini-batches."""
     failed: int
     """Messages refused because a step of theirs raised an error, which ended training."""
+    torn: int
+    """Messages that a shard without a lock began to apply, and that were never counted, as their
+    worker was lost: some of their weights may have been changed."""
     staleness_mean: float
     staleness_max: int
 
@@ -49,14 +54,15 @@ class WorkerLedger:
     @property
     def in_flight(self) -> int:
         """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused
+        return self.sent - self.applied - self.refused - self.torn
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardLedger:
-    """Where every message to one shard went: `sent == applied + refused + in_flight`.
+    """Where every message to one shard went: `sent == applied + refused + torn + in_flight`.
 
     A message that arrives twice counts twice in `sent`, once in `applied` and once in `refused`.
+    Only shards without a lock (`HogwildStrategy`) have torn ones.
     """
 
     workers: tuple[WorkerLedger, ...]
@@ -77,6 +83,11 @@ class ShardLedger:
         return sum(w.refused for w in self.workers)
 
     @property
+    def torn(self) -> int:
+        """Messages that were begun to be applied, and never counted: their worker was lost."""
+        return sum(w.torn for w in self.workers)
+
+    @property
     def reasons(self) -> dict[str, int]:
         """Messages refused, by reason: `"repeated"`, `"replaced"`, `"failed"`."""
         return {name: sum(getattr(w, name) for w in self.workers) for name in REASONS}
@@ -84,7 +95,7 @@ class ShardLedger:
     @property
     def in_flight(self) -> int:
         """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused
+        return self.sent - self.applied - self.refused - self.torn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +138,7 @@ class Books:
 
     version: int
     rows: np.ndarray
-    """`[workers, 9]`, as the shard keeps them; the maximum is that since training began."""
+    """`[workers, COLUMNS]`, as the shard keeps them; the maximum is that since training began."""
     bins: np.ndarray
     """`[STALENESS_BINS]`: messages of each staleness."""
     worker_bins: np.ndarray
@@ -145,8 +156,8 @@ class Books:
 
     @property
     def numbered(self) -> np.ndarray:
-        """Messages that had a number of their own, of each worker: applied, or failed."""
-        return self.rows[:, APPLIED] + self.rows[:, FAILED]
+        """Messages that had a number of their own, of each worker: applied, torn, or failed."""
+        return self.rows[:, [APPLIED, TORN, FAILED]].sum(1)
 
     @property
     def steps(self) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tf_dsgd import _tf_order
 from tf_dsgd.engine.mutexes import mutexes
 
 T = TypeVar("T")
@@ -49,9 +50,9 @@ class RowLocks:
             taken = self._take(ascending)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
-            with tf.control_dependencies([taken]):
-                result = body()
+            result = body()
             created = graph.get_operations()[before:]
+            _tf_order.wait_for(taken.op, created)
             with tf.control_dependencies([op for op in created if op.type != "Placeholder"]):
                 _give_back(tf.identity(taken))
             return result

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithm import PeerRule, ServerRule
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.ledger import (
@@ -30,8 +30,10 @@ from tf_dsgd.engine.ledger import (
     SEQUENCE,
     STALENESS_BINS,
     STEPS,
+    TAKEN,
     TAU_MAX,
     TAU_SUM,
+    TORN,
     WORKER_EDGES,
     Books,
     ShardLedger,
@@ -135,13 +137,13 @@ class Shard:
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
-            with tf.control_dependencies([lock]):
-                result = body(arrived)
+            result = body(arrived)
             created = graph.get_operations()[before:]
+            _tf_order.wait_for(lock.op, created)
             done = [op for op in created if op.type != "Placeholder"]  # those are arguments
             with tf.control_dependencies(done):
                 unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            _tf.run_independently(unlocked)  # or the shards would wait for each other
+            _tf_order.run_independently(unlocked)  # or the shards would wait for each other
             return result
 
     def receive(
@@ -165,7 +167,7 @@ class Shard:
 
             def accept() -> tf.Tensor:
                 tau = self._staleness(header)
-                return self._counted(header, row, tau, apply(content, tau))
+                return self._counted(header, row, tau, apply(content, tau), {STEPS: header[4]})
 
             self._write(header, tf.cond(fresh, accept, lambda: _refused(header, row)))
             return fresh
@@ -184,15 +186,23 @@ class Shard:
             header = unpack(arrived)[0]
             row, fresh = self._judged(header)
             taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
+            taken += _row({TAKEN: 1, STEPS: header[4]}, 0)
+            tau = self._staleness(header)
+            graph = tf.compat.v1.get_default_graph()
+            before = len(graph.get_operations())
             self._write(header, tf.where(fresh, taken, _refused(header, row)))
-            return fresh, self._staleness(header)
+            # What is applied was admitted before, also where its sender is lost meanwhile.
+            with tf.control_dependencies(graph.get_operations()[before:]):
+                return tf.identity(fresh), tau
 
         def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             header, tau, fresh, changed = arrived
             row = self._judged(header)[0]
 
             def counted() -> tf.Tensor:
-                return self._counted(header, row, tau, changed)
+                late = tf.logical_not(_is_current(header, row))  # it was torn until now
+                torn = {TORN: -tf.cast(late, tf.int64)}
+                return self._counted(header, row, tau, changed, torn)
 
             self._write(header, tf.cond(fresh, counted, lambda: row))
             return fresh
@@ -218,16 +228,21 @@ class Shard:
         return self.version.read_value() - header[3]
 
     def _counted(
-        self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor, changed: tf.Tensor | bool
+        self,
+        header: tf.Tensor,
+        row: tf.Tensor,
+        tau: tf.Tensor,
+        changed: tf.Tensor | bool,
+        more: Mapping[int, tf.Tensor],
     ) -> tf.Tensor:
-        """Counts a message that was applied; gives its sender's row after it."""
+        """Counts a message that was applied, and `more`; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
         self.count_version(changed)
         self.schedule_step.assign_add(steps, read_value=False)
         self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
         # Few operations, whatever the number of columns: this is done for every message.
         largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
-        return tf.maximum(row, largest) + _row({APPLIED: 1, STEPS: steps, TAU_SUM: tau}, 0)
+        return tf.maximum(row, largest) + _row({APPLIED: 1, TAU_SUM: tau, **more}, 0)
 
     def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
         self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
@@ -251,6 +266,8 @@ class Shard:
         def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             worker, incarnation = arrived
             row = tf.gather(self._books, worker)
+            if self.lock_free:
+                row += (row[TAKEN] - row[APPLIED] - row[TORN]) * _row({TORN: 1}, 0)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
             self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
             if self.log is not None:
@@ -274,7 +291,8 @@ class Shard:
         for m, row in enumerate(self._books.numpy()):
             applied = int(row[APPLIED])
             repeated, replaced, failed = (int(row[i]) for i in (REPEATED, REPLACED, FAILED))
-            sent = applied + repeated + replaced + failed  # counted before the sender knew
+            torn = int(row[TORN])
+            sent = applied + torn + repeated + replaced + failed  # counted before the sender knew
             if sequences is not None:
                 # A message of a worker that was replaced had a number that was given again.
                 sent = max(sent, sequences[m] + repeated + replaced)
@@ -286,6 +304,7 @@ class Shard:
                     repeated=repeated,
                     replaced=replaced,
                     failed=failed,
+                    torn=torn,
                     staleness_mean=float(row[TAU_SUM]) / applied if applied else float("nan"),
                     staleness_max=int(row[TAU_MAX]),
                 )
@@ -293,7 +312,7 @@ class Shard:
         return ShardLedger(tuple(workers))
 
     def steps_done(self) -> int:
-        """Mini-batches in all messages applied."""
+        """Mini-batches in all messages applied, or torn."""
         return int(self._books.numpy()[:, STEPS].sum())
 
     def books(self) -> Books:
@@ -338,7 +357,11 @@ class Shard:
         """Sets all counters, for workers of these incarnations."""
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
-        books = np.array(state["books"])
+        books = np.zeros([self.num_workers, COLUMNS], np.int64)
+        found = np.asarray(state["books"])
+        books[:, : found.shape[1]] = found  # earlier versions had fewer columns
+        if self.lock_free:
+            books[:, TAKEN] = books[:, APPLIED] + books[:, TORN]
         books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))

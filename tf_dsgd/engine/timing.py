@@ -11,7 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_order
 
 KINDS = ("fetch", "compute", "push", "wait")
 
@@ -110,7 +110,7 @@ class Laps:
             return
         with tf.control_dependencies(after):
             now = tf.timestamp()
-        _tf.run_independently(now.op)  # or other stateful operations would wait for it
+        _tf_order.run_independently(now.op)  # or other stateful operations would wait for it
         self.moments.append(now)
 
     def add_to(self, seconds: tf.Variable) -> None:

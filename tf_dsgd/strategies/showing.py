@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_order
 
 
 class ShowingStep:
@@ -67,7 +67,7 @@ class Logs:
         with tf.init_scope():
             concrete = tf.function(show, autograph=False).get_concrete_function()
         self._read = _tf.BoundFunction(concrete, concrete.captured_inputs)
-        self._stays = _tf.depends_on_alone(concrete, reported)
+        self._stays = _tf_order.depends_on_alone(concrete, reported)
         """Whether the logs are the same until a worker reports."""
         self._shown: tuple[int, Any] | None = None
 

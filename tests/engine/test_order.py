@@ -1,0 +1,174 @@
+"""What a shard does under its lock is under it in the graph that TensorFlow runs, too.
+
+TensorFlow simplifies a graph before it runs it: of a header that was packed in the same function it
+takes a number before it is packed, and with the slice goes what the slice had to wait for.
+"""
+
+import pytest
+import tensorflow as tf
+
+# The graphs that ran are told of by the eager context alone. TF 2.21.
+from tensorflow.python.eager import context  # noqa: TID251
+
+from tf_dsgd import _tf, _tf_order
+from tf_dsgd.algorithms.hogwild import AddInPlace
+from tf_dsgd.engine.row_locks import RowLocks
+from tf_dsgd.engine.shard import Shard
+
+
+class Optimized:
+    """The graph of a function with a lock, as it was run."""
+
+    def __init__(self, function, *inputs):
+        context.enable_graph_collection()
+        self.result = function(*inputs)
+        graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
+        (graph,) = (g for g in graphs if any(n.op == "ConsumeMutexLock" for n in g.node))
+        self._before = {
+            n.name: {name.removeprefix("^").partition(":")[0] for name in n.input}
+            for n in graph.node
+        }
+        self._types = {n.name: n.op for n in graph.node}
+        self._known = {}
+
+    def all(self, *types):
+        return {name for name, kind in self._types.items() if kind in types}
+
+    def on_resources(self):
+        return {
+            name
+            for name, kind in self._types.items()
+            if kind.startswith("Resource") or kind.endswith("VariableOp")
+        }
+
+    def before(self, name):
+        """All that is done before it begins."""
+        if name not in self._known:
+            self._known[name] = set()  # of an iteration's way back
+            for each in self._before[name]:
+                self._known[name] |= {each} | self.before(each)
+        return self._known[name]
+
+
+def made(**options):
+    count = _tf.make_variable(tf.zeros([], tf.int64), device=None)
+    return Shard(0, 2, None, count, **options)
+
+
+def sending(shard, apply):
+    """(worker, sequence) -> whether the message was taken, whose header is packed here."""
+    receive = tf.function(
+        lambda header: shard.receive([header], list, apply),
+        input_signature=[tf.TensorSpec([5], tf.int64)],
+        autograph=False,
+    ).get_concrete_function()
+
+    def send(worker, sequence):
+        zero, one = tf.zeros([], tf.int64), tf.ones([], tf.int64)
+        return receive(tf.stack([worker, zero, sequence, zero, one]))
+
+    return tf.function(send, autograph=False, input_signature=[tf.TensorSpec([], tf.int64)] * 2)
+
+
+MESSAGE = (tf.constant(1, tf.int64), tf.constant(1, tf.int64))
+
+
+def test_all_of_a_message_is_under_the_lock():
+    weight = _tf.make_variable(tf.zeros([4]), device=None)
+
+    def apply(content, tau):
+        weight.assign_add(tf.fill([4], 0.5), read_value=False)
+        return True
+
+    shard = made(remote=True)
+    graph = Optimized(sending(shard, apply), *MESSAGE)
+    assert bool(graph.result) and weight.numpy().tolist() == [0.5] * 4
+    (lock,), (unlocked,) = graph.all("MutexLock"), graph.all("ConsumeMutexLock")
+    touching = graph.on_resources()
+    assert len(touching) == 7  # row, version; weight, version, steps, staleness, row
+    for name in touching:
+        assert lock in graph.before(name), name
+        assert name in graph.before(unlocked), name
+
+
+def test_without_a_lock_what_is_applied_was_admitted_and_is_counted_afterwards():
+    weight = _tf.make_variable(tf.zeros([4]), device=None)
+
+    def apply(content, tau):
+        weight.assign_sub(tf.fill([4], 0.5), read_value=False)
+        return True
+
+    shard = made(rule=AddInPlace())
+    graph = Optimized(sending(shard, apply), *MESSAGE)
+    assert bool(graph.result) and weight.numpy().tolist() == [-0.5] * 4
+    first, second = sorted(graph.all("MutexLock"), key=lambda lock: len(graph.before(lock)))
+    (applied,) = graph.all("AssignSubVariableOp")
+    admitted, counted = sorted(
+        graph.all("ResourceScatterUpdate"), key=lambda name: len(graph.before(name))
+    )
+    assert first in graph.before(admitted)
+    assert admitted in graph.before(applied) and applied in graph.before(second)
+    assert second in graph.before(counted)
+    judged, found = sorted(graph.all("ResourceGather"), key=lambda name: len(graph.before(name)))
+    assert first in graph.before(judged) and judged in graph.before(admitted)
+    assert second in graph.before(found) and found in graph.before(counted)
+    unlocked = graph.all("ConsumeMutexLock")
+    for name in graph.on_resources() - {applied}:
+        assert graph.before(name) & {first, second}, name
+        assert any(name in graph.before(end) for end in unlocked), name
+
+
+def test_rows_are_read_and_written_under_their_locks():
+    table = _tf.make_variable(tf.zeros([3, 2]), device=None)
+    locks = RowLocks(None)
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
+    def add_one(row):
+        rows = tf.stack([row])
+
+        def body():
+            found = tf.gather(table, rows[0])
+            table.scatter_update(tf.IndexedSlices(found[None] + 1.0, rows))
+
+        locks.held({0: rows}, body)
+        return rows
+
+    graph = Optimized(add_one, tf.constant(1, tf.int64))
+    assert table.numpy().tolist() == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    locked, unlocked = graph.all("MutexLock"), graph.all("ConsumeMutexLock")
+    assert len(graph.all("ResourceGather", "ResourceScatterUpdate")) == 2
+    for name in graph.all("ResourceGather", "ResourceScatterUpdate"):
+        assert locked & graph.before(name) and unlocked - graph.before(name)
+        assert all(name in graph.before(end) for end in unlocked)
+
+
+@pytest.mark.parametrize("given_edges", [True, False])
+def test_an_edge_of_its_own_outlasts_the_slice(given_edges):
+    """Without `wait_for` TensorFlow drops the edge: once it keeps it, `wait_for` may go."""
+    mutex = tf.raw_ops.MutexV2(shared_name=f"of_{given_edges}")
+    table = _tf.make_variable(tf.range(3.0), device=None)
+
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.int64)], autograph=False)
+    def inner(pair):
+        lock = tf.raw_ops.MutexLock(mutex=mutex)
+        operations = tf.compat.v1.get_default_graph().get_operations
+        seen = len(operations())
+        with tf.control_dependencies([] if given_edges else [lock]):
+            found = tf.gather(table, pair[0])
+        if given_edges:
+            _tf_order.wait_for(lock.op, operations()[seen:])
+        with tf.control_dependencies([found]):
+            unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        _tf_order.run_independently(unlocked)
+        return found
+
+    called = inner.get_concrete_function()
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
+    def outer(row):
+        return called(tf.stack([row, row]))
+
+    graph = Optimized(outer, tf.constant(2, tf.int64))
+    assert float(graph.result) == 2.0
+    (found,), (lock,) = graph.all("ResourceGather"), graph.all("MutexLock")
+    assert (lock in graph.before(found)) == given_edges

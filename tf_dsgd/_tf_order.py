@@ -1,0 +1,44 @@
+"""What waits for what in a traced function, past what TensorFlow's public API offers.
+
+As in `_tf`, each private name says why it is needed and in which versions it was seen to work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def run_independently(operation: tf.Operation) -> None:
+    """Lets an operation run as soon as what it was told to wait for is done.
+
+    `tf.function` runs all stateful operations without a resource in the order of tracing.
+    `FuncGraph.experimental_acd_manager` exempts one. TF 2.21.
+    """
+    operation.graph.experimental_acd_manager.run_independently(operation)
+
+
+def wait_for(before: tf.Operation, operations: Sequence[tf.Operation]) -> None:
+    """Has those of the operations that read or change a state wait for another operation.
+
+    `tf.control_dependencies` does not suffice. It spares an operation its edge if its inputs have
+    one, such as the constants of a slice; and where TensorFlow knows what the slice gives, it drops
+    that with its constants and their edges. Other operations have no edge: a `concat` with one is
+    optimized to what cannot run. `Operation._add_control_input`. TF 2.21.
+    """
+    for operation in operations:
+        if operation.op_def.is_stateful:
+            operation._add_control_input(before)
+
+
+def depends_on_alone(concrete: Any, variables: Sequence[tf.Variable]) -> bool:
+    """Whether a traced function gives the same until one of these variables changes."""
+    handles = {id(v.handle) for v in variables}
+    if any(id(capture) not in handles for capture in concrete.captured_inputs):
+        return False
+    reads = ("ReadVariableOp", "Placeholder")
+    return not any(
+        op.op_def.is_stateful and op.type not in reads for op in concrete.graph.get_operations()
+    )
