@@ -175,14 +175,11 @@ class ExchangeRule:
 
 
 class ServerRule(abc.ABC):
-    """What a shard does with a message. Every method runs under the shard's lock."""
+    """What a shard does with a message. Its methods run under the lock, but for `lock_free`."""
 
     lock_free: str | None = None
     """Why `receive` may run without the lock, while other messages are applied and weights read, in
     a sentence; None where it may not. That a message is taken once and counted stays locked."""
-
-    only_adds: bool = False
-    """Whether it runs the compiled optimizer without the lock: then one that only adds."""
 
     averages_statistics: bool = False
     """Whether BatchNorm's moving statistics of several messages are averaged, at the rule's
@@ -257,11 +254,6 @@ class Algorithm:
     def between_peers(self) -> PeerRule | None:
         """The rule in place of a server rule; None where there are shards."""
         return self.server if isinstance(self.server, PeerRule) else None
-
-    @property
-    def only_adds(self) -> bool:
-        """Whether shards run the compiled optimizer for several messages side by side."""
-        return isinstance(self.server, ServerRule) and self.server.only_adds
 
     def steps_per_iteration(self, num_workers: int) -> int:
         """Mini-batches, over all workers, in one of the compiled optimizer's iterations."""

@@ -25,7 +25,6 @@ ON_CLUSTER = (
     "call_sizes",
     "compression",
     "delay_tolerant",
-    "hogwild",
     "pipelines",
     "shards",
     "tables",

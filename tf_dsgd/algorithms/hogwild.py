@@ -3,7 +3,7 @@
     worker:  sample e;  read x_e;  G_e <- gradient;  for v in e:  x_v <- x_v - gamma b_v' G_e
 
 x = the weights, e = the rows and the dense weights of a mini-batch, gamma = the compiled
-optimizer's rate. Nobody locks x; threads have no copy of it, and processes one of its dense part.
+optimizer's rate. Nobody has a copy of x, and nobody locks it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class GradientAtShared(AccrueGradient):
 class AddInPlace(algorithm.ServerRule):
     """One update by the compiled optimizer, beside those of other messages."""
 
-    only_adds = True
     lock_free = (
         "The optimizer only adds. To a dense weight TensorFlow adds as a whole, under the lock of "
         "that variable; of rows that two messages share, a lost addition is as rare as the sharing."

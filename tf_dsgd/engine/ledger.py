@@ -8,9 +8,7 @@ import numpy as np
 
 # A worker's row in the shard's books.
 INCARNATION, SEQUENCE, APPLIED, STEPS, TAU_SUM, TAU_MAX, REPEATED, REPLACED, FAILED = range(9)
-# Where messages are applied without a lock: those that were admitted, and those that are torn.
-TAKEN, TORN = 9, 10
-COLUMNS = 11
+COLUMNS = 9
 REASONS = ("repeated", "replaced", "failed")
 
 # Staleness is counted exactly up to here; larger values share the last bin. Mean and maximum are
@@ -29,7 +27,7 @@ class WorkerLedger:
     """Messages and steps of one worker, as its shard counted them."""
 
     steps: int
-    """Mini-batches in the messages applied, or torn."""
+    """Mini-batches in the messages applied."""
     sent: int
     """Messages sent, repeats included."""
     applied: int
@@ -40,9 +38,6 @@ class WorkerLedger:
     """Messages refused because their sender counted as lost: others do its mini-batches."""
     failed: int
     """Messages refused because a step of theirs raised an error, which ended training."""
-    torn: int
-    """Messages that a shard without a lock began to apply, and that were never counted, as their
-    worker was lost: some of their weights may have been changed."""
     staleness_mean: float
     staleness_max: int
 
@@ -54,15 +49,14 @@ class WorkerLedger:
     @property
     def in_flight(self) -> int:
         """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused - self.torn
+        return self.sent - self.applied - self.refused
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardLedger:
-    """Where every message to one shard went: `sent == applied + refused + torn + in_flight`.
+    """Where every message to one shard went: `sent == applied + refused + in_flight`.
 
     A message that arrives twice counts twice in `sent`, once in `applied` and once in `refused`.
-    Only shards without a lock (`HogwildStrategy`) have torn ones.
     """
 
     workers: tuple[WorkerLedger, ...]
@@ -83,11 +77,6 @@ class ShardLedger:
         return sum(w.refused for w in self.workers)
 
     @property
-    def torn(self) -> int:
-        """Messages that were begun to be applied, and never counted: their worker was lost."""
-        return sum(w.torn for w in self.workers)
-
-    @property
     def reasons(self) -> dict[str, int]:
         """Messages refused, by reason: `"repeated"`, `"replaced"`, `"failed"`."""
         return {name: sum(getattr(w, name) for w in self.workers) for name in REASONS}
@@ -95,7 +84,7 @@ class ShardLedger:
     @property
     def in_flight(self) -> int:
         """Messages sent and not yet counted by the shard."""
-        return self.sent - self.applied - self.refused - self.torn
+        return self.sent - self.applied - self.refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +127,7 @@ class Books:
 
     version: int
     rows: np.ndarray
-    """`[workers, COLUMNS]`, as the shard keeps them; the maximum is that since training began."""
+    """`[workers, 9]`, as the shard keeps them; the maximum is that since training began."""
     bins: np.ndarray
     """`[STALENESS_BINS]`: messages of each staleness."""
     worker_bins: np.ndarray
@@ -156,8 +145,8 @@ class Books:
 
     @property
     def numbered(self) -> np.ndarray:
-        """Messages that had a number of their own, of each worker: applied, torn, or failed."""
-        return self.rows[:, [APPLIED, TORN, FAILED]].sum(1)
+        """Messages that had a number of their own, of each worker: applied, or failed."""
+        return self.rows[:, APPLIED] + self.rows[:, FAILED]
 
     @property
     def steps(self) -> np.ndarray:

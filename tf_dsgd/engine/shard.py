@@ -30,10 +30,8 @@ from tf_dsgd.engine.ledger import (
     SEQUENCE,
     STALENESS_BINS,
     STEPS,
-    TAKEN,
     TAU_MAX,
     TAU_SUM,
-    TORN,
     WORKER_EDGES,
     Books,
     ShardLedger,
@@ -167,7 +165,7 @@ class Shard:
 
             def accept() -> tf.Tensor:
                 tau = self._staleness(header)
-                return self._counted(header, row, tau, apply(content, tau), {STEPS: header[4]})
+                return self._counted(header, row, tau, apply(content, tau))
 
             self._write(header, tf.cond(fresh, accept, lambda: _refused(header, row)))
             return fresh
@@ -186,23 +184,19 @@ class Shard:
             header = unpack(arrived)[0]
             row, fresh = self._judged(header)
             taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
-            taken += _row({TAKEN: 1, STEPS: header[4]}, 0)
-            tau = self._staleness(header)
             graph = tf.compat.v1.get_default_graph()
             before = len(graph.get_operations())
             self._write(header, tf.where(fresh, taken, _refused(header, row)))
-            # What is applied was admitted before, also where its sender is lost meanwhile.
+            # What is applied was admitted before.
             with tf.control_dependencies(graph.get_operations()[before:]):
-                return tf.identity(fresh), tau
+                return tf.identity(fresh), self._staleness(header)
 
         def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             header, tau, fresh, changed = arrived
             row = self._judged(header)[0]
 
             def counted() -> tf.Tensor:
-                late = tf.logical_not(_is_current(header, row))  # it was torn until now
-                torn = {TORN: -tf.cast(late, tf.int64)}
-                return self._counted(header, row, tau, changed, torn)
+                return self._counted(header, row, tau, changed)
 
             self._write(header, tf.cond(fresh, counted, lambda: row))
             return fresh
@@ -228,21 +222,16 @@ class Shard:
         return self.version.read_value() - header[3]
 
     def _counted(
-        self,
-        header: tf.Tensor,
-        row: tf.Tensor,
-        tau: tf.Tensor,
-        changed: tf.Tensor | bool,
-        more: Mapping[int, tf.Tensor],
+        self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor, changed: tf.Tensor | bool
     ) -> tf.Tensor:
-        """Counts a message that was applied, and `more`; gives its sender's row after it."""
+        """Counts a message that was applied; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
         self.count_version(changed)
         self.schedule_step.assign_add(steps, read_value=False)
         self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
         # Few operations, whatever the number of columns: this is done for every message.
         largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
-        return tf.maximum(row, largest) + _row({APPLIED: 1, TAU_SUM: tau, **more}, 0)
+        return tf.maximum(row, largest) + _row({APPLIED: 1, STEPS: steps, TAU_SUM: tau}, 0)
 
     def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
         self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
@@ -266,8 +255,6 @@ class Shard:
         def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             worker, incarnation = arrived
             row = tf.gather(self._books, worker)
-            if self.lock_free:
-                row += (row[TAKEN] - row[APPLIED] - row[TORN]) * _row({TORN: 1}, 0)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
             self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
             if self.log is not None:
@@ -291,8 +278,7 @@ class Shard:
         for m, row in enumerate(self._books.numpy()):
             applied = int(row[APPLIED])
             repeated, replaced, failed = (int(row[i]) for i in (REPEATED, REPLACED, FAILED))
-            torn = int(row[TORN])
-            sent = applied + torn + repeated + replaced + failed  # counted before the sender knew
+            sent = applied + repeated + replaced + failed  # counted before the sender knew
             if sequences is not None:
                 # A message of a worker that was replaced had a number that was given again.
                 sent = max(sent, sequences[m] + repeated + replaced)
@@ -304,7 +290,6 @@ class Shard:
                     repeated=repeated,
                     replaced=replaced,
                     failed=failed,
-                    torn=torn,
                     staleness_mean=float(row[TAU_SUM]) / applied if applied else float("nan"),
                     staleness_max=int(row[TAU_MAX]),
                 )
@@ -312,7 +297,7 @@ class Shard:
         return ShardLedger(tuple(workers))
 
     def steps_done(self) -> int:
-        """Mini-batches in all messages applied, or torn."""
+        """Mini-batches in all messages applied."""
         return int(self._books.numpy()[:, STEPS].sum())
 
     def books(self) -> Books:
@@ -357,11 +342,7 @@ class Shard:
         """Sets all counters, for workers of these incarnations."""
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
-        books = np.zeros([self.num_workers, COLUMNS], np.int64)
-        found = np.asarray(state["books"])
-        books[:, : found.shape[1]] = found  # earlier versions had fewer columns
-        if self.lock_free:
-            books[:, TAKEN] = books[:, APPLIED] + books[:, TORN]
+        books = np.array(state["books"])
         books[:, INCARNATION] = incarnations
         self._books.assign(books)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))

@@ -177,7 +177,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """Where every message went, in all, per worker and per shard, as the shards counted it.
 
         Returns:
-            `Ledger`; after `fit`, `sent == applied + refused + torn` and `in_flight == 0`.
+            `Ledger`; after `fit`, `sent == applied + refused` and `in_flight == 0`.
         """
         with self.engine.explained():
             sent = self.engine.messages_sent()

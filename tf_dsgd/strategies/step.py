@@ -71,7 +71,7 @@ class TracedStep:
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
-        if algorithm.only_adds:
+        if algorithm.local.shares_weights:
             for optimizer in optimizers:
                 check_adds(optimizer)
         parts = steps.distribute_strategy.placement.parts
@@ -82,7 +82,7 @@ class TracedStep:
             assigned = [v.name for v in self.weights if id(v) in self._worker.assigned]
             check_codec_of_changes(algorithm.codec, optimizers, model, assigned)
         warn_of_momentum(algorithm.codec, optimizers)
-        if algorithm.only_adds:
+        if algorithm.local.shares_weights:
             check_added_to(self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):
