@@ -165,11 +165,14 @@ def plot(record: dict, path: str) -> None:
     from matplotlib import pyplot
 
     panels = tasks(record)
+    rows = -(-len(panels) // 2)
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(1 + 6 * len(panels), 6), squeeze=False, layout="constrained"
+        rows, 2, figsize=(14, 6 * rows), squeeze=False, layout="constrained"
     )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     styles = (("seconds", "o", "seconds"), ("cpu_seconds", "s", "CPU seconds"))
-    for axis, task in zip(axes[0], panels, strict=True):
+    for axis, task in zip(axes.flat, panels, strict=False):
         entries = of_task(record, task)[::-1]
         for shift, (measure, marker, label) in enumerate(styles):
             places, middles, errors = [], [], [[], []]
@@ -183,8 +186,8 @@ def plot(record: dict, path: str) -> None:
                     errors[0].append(middle - low)
                     errors[1].append(high - middle)
             axis.errorbar(middles, places, xerr=errors, fmt=marker, capsize=3, label=label)
-        names = [f"{each['name']} ({GROUPS[each['group']]})" for each in entries]
-        names = [name.removesuffix(" (one process)") for name in names]
+        names = [f"{each['name']} ({each['group']})" for each in entries]
+        names = [name.removesuffix(" (threads)") for name in names]
         axis.set_yticks(range(len(entries)), names)
         axis.axvline(1.0, color="grey", linewidth=1)
         axis.set_xscale("log")
