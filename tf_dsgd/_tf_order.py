@@ -20,7 +20,7 @@ def run_independently(operation: tf.Operation) -> None:
     operation.graph.experimental_acd_manager.run_independently(operation)
 
 
-def wait_for(before: tf.Operation, operations: Sequence[tf.Operation]) -> None:
+def begin_after(before: tf.Operation, operations: Sequence[tf.Operation]) -> None:
     """Has those of the operations that read or change a state wait for another operation.
 
     `tf.control_dependencies` does not suffice. It spares an operation its edge if its inputs have

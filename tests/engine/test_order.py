@@ -147,7 +147,7 @@ def test_rows_are_read_and_written_under_their_locks():
 
 @pytest.mark.parametrize("given_edges", [True, False])
 def test_an_edge_of_its_own_outlasts_the_slice(given_edges):
-    """Without `wait_for` TensorFlow drops the edge: once it keeps it, `wait_for` may go."""
+    """Without `begin_after` TensorFlow drops the edge: once it keeps it, `begin_after` may go."""
     mutex = tf.raw_ops.MutexV2(shared_name=f"of_{given_edges}")
     table = _tf.make_variable(tf.range(3.0), device=None)
 
@@ -159,7 +159,7 @@ def test_an_edge_of_its_own_outlasts_the_slice(given_edges):
         with tf.control_dependencies([] if given_edges else [lock]):
             found = tf.gather(table, pair[0])
         if given_edges:
-            _tf_order.wait_for(lock.op, operations()[seen:])
+            _tf_order.begin_after(lock.op, operations()[seen:])
         with tf.control_dependencies([found]):
             unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
         _tf_order.run_independently(unlocked)

@@ -20,6 +20,7 @@ ROOMS = [
             "_tf_earlier",
             "_tf_errors",
             "_tf_gradient",
+            "_tf_order",
             "_tf_parts",
             "_tf_remote",
         ),

@@ -52,7 +52,7 @@ class RowLocks:
             before = len(graph.get_operations())
             result = body()
             created = graph.get_operations()[before:]
-            _tf_order.wait_for(taken.op, created)
+            _tf_order.begin_after(taken.op, created)
             with tf.control_dependencies([op for op in created if op.type != "Placeholder"]):
                 _give_back(tf.identity(taken))
             return result

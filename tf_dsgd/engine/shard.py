@@ -137,7 +137,7 @@ class Shard:
             before = len(graph.get_operations())
             result = body(arrived)
             created = graph.get_operations()[before:]
-            _tf_order.wait_for(lock.op, created)
+            _tf_order.begin_after(lock.op, created)
             done = [op for op in created if op.type != "Placeholder"]  # those are arguments
             with tf.control_dependencies(done):
                 unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
