@@ -5,10 +5,12 @@ As in `_tf`, each private name says why it is needed and in which versions it wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
+
+T = TypeVar("T")
 
 
 def run_independently(operation: tf.Operation) -> None:
@@ -18,6 +20,15 @@ def run_independently(operation: tf.Operation) -> None:
     `FuncGraph.experimental_acd_manager` exempts one. TF 2.21.
     """
     operation.graph.experimental_acd_manager.run_independently(operation)
+
+
+def traced(body: Callable[[], T]) -> tuple[T, list[tf.Operation]]:
+    """Traces `body`; gives its result and its operations, but for the function's arguments."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = body()
+    created = graph.get_operations()[before:]
+    return result, [op for op in created if op.type != "Placeholder"]
 
 
 def begin_after(before: tf.Operation, operations: Sequence[tf.Operation]) -> None:

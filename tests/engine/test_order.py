@@ -125,16 +125,20 @@ def test_rows_are_read_and_written_under_their_locks():
     table = _tf.make_variable(tf.zeros([3, 2]), device=None)
     locks = RowLocks(None)
 
+    @tf.function(input_signature=[tf.TensorSpec([2], tf.int64)], autograph=False)
+    def inner(pair):
+        def body():
+            found = tf.gather(table, pair[0])
+            table.scatter_update(tf.IndexedSlices(found[None] + 1.0, pair[:1]))
+
+        locks.held({0: pair}, body)
+        return pair
+
+    called = inner.get_concrete_function()
+
     @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
     def add_one(row):
-        rows = tf.stack([row])
-
-        def body():
-            found = tf.gather(table, rows[0])
-            table.scatter_update(tf.IndexedSlices(found[None] + 1.0, rows))
-
-        locks.held({0: rows}, body)
-        return rows
+        return called(tf.stack([row, row]))
 
     graph = Optimized(add_one, tf.constant(1, tf.int64))
     assert table.numpy().tolist() == [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]

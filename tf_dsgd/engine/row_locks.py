@@ -48,12 +48,9 @@ class RowLocks:
             wanted = tf.concat([_locks_of(table, r) for table, r in rows.items()], 0)
             ascending = tf.sort(tf.unique(wanted)[0])
             taken = self._take(ascending)
-            graph = tf.compat.v1.get_default_graph()
-            before = len(graph.get_operations())
-            result = body()
-            created = graph.get_operations()[before:]
+            result, created = _tf_order.traced(body)
             _tf_order.begin_after(taken.op, created)
-            with tf.control_dependencies([op for op in created if op.type != "Placeholder"]):
+            with tf.control_dependencies(created):
                 _give_back(tf.identity(taken))
             return result
 

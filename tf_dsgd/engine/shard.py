@@ -133,13 +133,9 @@ class Shard:
             arrived = [tf.identity(tensor) for tensor in arrived]
             with tf.control_dependencies(arrived):
                 lock = tf.raw_ops.MutexLock(mutex=self._mutex)
-            graph = tf.compat.v1.get_default_graph()
-            before = len(graph.get_operations())
-            result = body(arrived)
-            created = graph.get_operations()[before:]
+            result, created = _tf_order.traced(lambda: body(arrived))
             _tf_order.begin_after(lock.op, created)
-            done = [op for op in created if op.type != "Placeholder"]  # those are arguments
-            with tf.control_dependencies(done):
+            with tf.control_dependencies(created):
                 unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             _tf_order.run_independently(unlocked)  # or the shards would wait for each other
             return result
@@ -184,11 +180,9 @@ class Shard:
             header = unpack(arrived)[0]
             row, fresh = self._judged(header)
             taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
-            graph = tf.compat.v1.get_default_graph()
-            before = len(graph.get_operations())
-            self._write(header, tf.where(fresh, taken, _refused(header, row)))
-            # What is applied was admitted before.
-            with tf.control_dependencies(graph.get_operations()[before:]):
+            after = tf.where(fresh, taken, _refused(header, row))
+            _, written = _tf_order.traced(lambda: self._write(header, after))
+            with tf.control_dependencies(written):  # what is applied was admitted before
                 return tf.identity(fresh), self._staleness(header)
 
         def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -205,11 +199,10 @@ class Shard:
             parcel = [tf.identity(tensor) for tensor in parcel]
             content = unpack(parcel)
             fresh, tau = self.locked(parcel, admit)
-            graph = tf.compat.v1.get_default_graph()
-            before = len(graph.get_operations())
-            changed = tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
-            applied = graph.get_operations()[before:]
-            with tf.control_dependencies([op for op in applied if op.type != "Placeholder"]):
+            changed, applied = _tf_order.traced(
+                lambda: tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
+            )
+            with tf.control_dependencies(applied):
                 changed = tf.identity(changed)
             return self.locked([content[0], tau, fresh, changed], count)
 
