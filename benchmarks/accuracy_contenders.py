@@ -47,6 +47,8 @@ class Spec:
     period: int = 1
     """`push_every` and `fetch_every`, or `average_every`."""
     workers: int = 2
+    ps: int = 1
+    """That the launcher has started."""
     processes: bool = False
     """Whether the launcher has started workers; else they are threads."""
     slow: bool = False
@@ -54,6 +56,8 @@ class Spec:
     steps_per_execution: int = 1
     batch_size: int = 32
     """Of one worker; `mirrored` shares `workers` times as many examples among its replicas."""
+    shares: bool = False
+    """Whether a plain mini-batch has `workers` times as many examples, too."""
     target: float = 0.97
     """Validation accuracy."""
     epochs: int = 60
@@ -280,7 +284,8 @@ class Trained:
         self.answers(held)
 
     def fit(self, x, y, **options):
-        shares = self.spec.workers if self.spec.kind == "mirrored" else 1
+        shared = self.spec.shares or self.spec.kind == "mirrored"
+        shares = self.spec.workers if shared else 1
         self.model.fit(x, y, batch_size=self.spec.batch_size * shares, verbose=0, **options)
 
     def initial_weights(self, seed: int):

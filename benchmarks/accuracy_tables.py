@@ -14,9 +14,10 @@ TITLES = {
 }
 GROUPS = {
     "threads": "one process",
-    "processes": "two worker processes and a ps",
+    "processes": "{workers} worker processes and {ps} ps",
     "straggler": "the same, one worker four times slower",
 }
+WORDS = {1: "a", 2: "two", 4: "four", 8: "eight"}
 SHARED = (
     "**Others computed on the same cores all the time: seconds of the processor and epochs count, "
     "seconds by the clock say little.**"
@@ -30,6 +31,16 @@ def heading(record: dict) -> str:
     added = f" Continued by `{'`, `'.join(dict.fromkeys(later))}`." if later else ""
     shared = f" {SHARED}" if record["shared"] else ""
     return runs.heading(record) + added + shared
+
+
+def title_of(group: str, entries: Sequence[dict]) -> str:
+    """Where the contenders of a group run."""
+    spec = entries[0]["spec"]
+    counts = {"workers": spec["workers"], "ps": spec.get("ps", 1)}
+    title = GROUPS[group].format(**{k: WORDS.get(n, str(n)) for k, n in counts.items()})
+    if group == "threads" and spec["workers"] != 2:
+        title += f", {WORDS.get(spec['workers'], spec['workers'])} workers"
+    return title
 
 
 def of_task(record: dict, task: str) -> list[dict]:
@@ -102,9 +113,10 @@ def task_table(record: dict, task: str) -> str:
     entries = of_task(record, task)
     target = entries[0]["spec"]["target"]
     parts = [f"**{TITLES[task]}**, to a validation accuracy of {target:g}:"]
-    for group, title in GROUPS.items():
+    for group in GROUPS:
         own = [each for each in entries if each["group"] == group]
         if own:
+            title = title_of(group, own)
             seeds = max(len(each["runs"]) for each in own)
             parts.append(f"*{title[0].upper()}{title[1:]}*")
             parts.append(runs.table(header(seeds), [row(each, entries) for each in own]))
@@ -136,7 +148,7 @@ def in_short(record: dict) -> str:
     rows, by = [], "cpu_seconds" if record["shared"] else "seconds"
     for task in tasks(record):
         entries = of_task(record, task)
-        for group, title in GROUPS.items():
+        for group in GROUPS:
             own = [
                 each
                 for each in entries
@@ -151,7 +163,7 @@ def in_short(record: dict) -> str:
             if own and base:
                 best = nearest(own, base, by)
                 cells = [times(best, base, m) for m in statistics.MEASURES]
-                rows.append([f"{task}, {title}", against, best["name"], *cells])
+                rows.append([f"{task}, {title_of(group, own)}", against, best["name"], *cells])
     ours = f"our best, by {'CPU seconds' if record['shared'] else 'seconds'}"
     header = ["task, workers", "beside", ours, "seconds", "CPU seconds", "epochs"]
     return runs.table(header, rows)

@@ -3,6 +3,7 @@
     python benchmarks/time_to_accuracy.py --json benchmarks/results/time_to_accuracy.json
     python benchmarks/time_to_accuracy.py --quick
     python benchmarks/time_to_accuracy.py --one_process --minutes 4 --json FILE   # again: goes on
+    python benchmarks/time_to_accuracy.py --workers 8 --ps 2 --tasks prototypes --groups threads
 
 What is measured is training alone, until the validation accuracy first reaches a target after an
 epoch: making the model and tracing it has a column of its own, and the clocks stop while a model is
@@ -13,10 +14,12 @@ initial weights and the order.
 
 Groups: `threads`: plain `fit`, MirroredStrategy and workers that are threads of one process;
 `processes`: those of `tf_dsgd.launch`, with a ps; `straggler`: the same, one of which is four times
-slower. Every contender is a process of its own. Its search comes first, then each contender trains
+slower. A worker's mini-batch has the size that plain `fit` has, too; with *all workers' examples*
+plain `fit` has as many in one as the workers have together, as MirroredStrategy does. Every contender is a process of its own. Its search comes first, then each contender trains
 once, by the first seed, then each by the next ...; with `--one_process` all runs of a contender are
 in one process, one after the other, which takes less time. A run that stands in `--json` is not
-done again.
+done again. Of a search the epochs count alone, so searches may run at the same time, each with
+`--seeds 0` and a file of its own, and `--take` brings them together.
 """
 
 import argparse
@@ -51,6 +54,11 @@ SEARCH_SEEDS = (101, 102, 103)
 PLAIN = {
     "plain fit": {"kind": "keras"},
     "plain fit, steps_per_execution=20": {"kind": "keras", "steps_per_execution": 20},
+    "plain fit, steps_per_execution=20, all workers' examples": {
+        "kind": "keras",
+        "steps_per_execution": 20,
+        "shares": True,
+    },
 }
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 
@@ -115,6 +123,16 @@ class Book:
         self.record["contenders"].append(entry)
         return entry
 
+    def take(self, path: str) -> None:
+        """The contenders of another record, of this machine, that were begun there alone."""
+        other = Book.opened(path).record
+        for each in other["contenders"]:
+            entry = self.entry(each["task"], each["group"], each["name"], each["spec"])
+            if entry["rate"] is None:
+                entry.update(each)
+        self.record["continued"].append(other["command"])
+        self.record["shared"] = self.record.get("shared", False) or other["shared"]
+
     def write(self) -> None:
         runs.write_json(self.path, self.record)
 
@@ -131,7 +149,8 @@ def train(entry: dict, seeds: list[int], until: float | None) -> None:
     spec["until"] = until
     command = [sys.executable]
     if spec.get("processes"):
-        command += ["-m", "tf_dsgd.launch", "--workers", str(spec["workers"]), "--ps", "1"]
+        command += ["-m", "tf_dsgd.launch", "--workers", str(spec["workers"])]
+        command += ["--ps", str(spec.get("ps", 1))]
     command += [str(runs.HERE / PROGRAM), json.dumps(spec)]
     result = runs.run_process(command, TIMEOUT_SECONDS)
     if result["rate"] is None:  # the time was over
@@ -173,11 +192,13 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a regular expression of contenders' names")
     parser.add_argument("--seeds", type=int, default=5, help="how many are measured")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--ps", type=int, default=1, help="for workers that are processes")
     parser.add_argument("--one_process", action="store_true", help="for each contender")
     parser.add_argument("--minutes", type=float, help="after which no run is begun any more")
     parser.add_argument("--shared", action="store_true", help="note that others compute here")
     parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
     parser.add_argument("--json", help="every single run; those that are there are not done again")
+    parser.add_argument("--take", nargs="+", default=[], help="add what other --json files have")
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
     options = parser.parse_args()
     if options.quick:
@@ -189,6 +210,8 @@ def main() -> None:
         search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
 
     book = Book.opened(options.json)
+    for path in options.take:
+        book.take(path)
     book.record["shared"] = book.record.get("shared", False) or options.shared
     print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
@@ -200,6 +223,8 @@ def main() -> None:
             for name, spec in known.items():
                 settings = {"task": task, **TASKS[task], "workers": options.workers, **search}
                 settings |= spec
+                if spec.get("processes") and options.ps != 1:
+                    settings["ps"] = options.ps
                 entries.append(book.entry(task, group, name, settings))
         for entry, seeds_now in jobs(entries, seeds, options.one_process):
             if end is not None and time.time() >= end:

@@ -114,7 +114,7 @@ def test_ratios_are_to_the_better_plain_fit_of_the_same_seed(program):
 
 
 def entry(name, kind, group, rate, runs):
-    spec = {"kind": kind, "target": 0.97}
+    spec = {"kind": kind, "target": 0.97, "workers": 2}
     search = runs_of(rate / 2, 9) + runs_of(rate, 5) + runs_of(rate * 2, 9)
     each = {"task": "digits", "group": group, "name": name, "spec": spec, "rate": rate}
     return {**each, "search": search, "runs": runs, "startup_seconds": [7.0]}
@@ -206,6 +206,17 @@ def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     ]
     entries = json.loads(path.read_text())["contenders"]
     assert [[run["seed"] for run in each["runs"]] for each in entries] == [[1, 2, 3, 4]] * 2
+    # Searches of their own files, taken together.
+    alone = [str(tmp_path / name) for name in ("plain.json", "mirrored.json")]
+    command[-3:] = ["^plain fit$", "--json", alone[0]]
+    assert run("--seeds", "0") == [("keras", None, [])]
+    command[-3:] = ["Mirrored", "--json", alone[1]]
+    assert run("--seeds", "0") == [("mirrored", None, [])]
+    command[-3:] = [only, "--json", str(tmp_path / "both.json")]
+    both = [("keras", 0.8, [1]), ("mirrored", 0.8, [1])]
+    assert run("--seeds", "1", "--one_process", "--take", *alone) == both
+    assert run("--seeds", "1", "--take", *alone) == []
+    command[-1] = str(path)
     # Other settings are other runs.
     assert run("--seeds", "1", "--workers", "3", "--one_process")[0] == ("keras", None, [1])
 
