@@ -15,10 +15,12 @@ initial weights and the order.
 Groups: `threads`: plain `fit`, MirroredStrategy and workers that are threads of one process;
 `processes`: those of `tf_dsgd.launch`, with a ps; `straggler`: the same, one of which is four times
 slower. A worker's mini-batch has the size that plain `fit` has, too; with *all workers' examples*
-plain `fit` has as many in one as the workers have together, as MirroredStrategy does. Every contender is a process of its own. Its search comes first, then each contender trains
-once, by the first seed, then each by the next ...; with `--one_process` all runs of a contender are
-in one process, one after the other, which takes less time. A run that stands in `--json` is not
-done again. Of a search the epochs count alone, so searches may run at the same time, each with
+plain `fit` has as many in one as the workers have together, as MirroredStrategy does.
+
+Every contender is a process of its own. Its search comes first, then each contender trains once, by
+the first seed, then each by the next ...; with `--one_process` all runs of a contender are in one
+process, one after the other, which takes less time. A run that stands in `--json` is not done
+again. Of a search the epochs count alone, so searches may run at the same time, each with
 `--seeds 0` and a file of its own, and `--take` brings them together.
 """
 
