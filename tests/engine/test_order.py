@@ -10,13 +10,14 @@ import tensorflow as tf
 # The graphs that ran are told of by the eager context alone. TF 2.21.
 from tensorflow.python.eager import context  # noqa: TID251
 
+from tests.graphs import Graph
 from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithms.hogwild import AddInPlace
 from tf_dsgd.engine.row_locks import RowLocks
 from tf_dsgd.engine.shard import Shard
 
 
-class Optimized:
+class Optimized(Graph):
     """The graph of a function with a lock, as it was run."""
 
     def __init__(self, function, *inputs):
@@ -24,30 +25,7 @@ class Optimized:
         self.result = function(*inputs)
         graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
         (graph,) = (g for g in graphs if any(n.op == "ConsumeMutexLock" for n in g.node))
-        self._before = {
-            n.name: {name.removeprefix("^").partition(":")[0] for name in n.input}
-            for n in graph.node
-        }
-        self._types = {n.name: n.op for n in graph.node}
-        self._known = {}
-
-    def all(self, *types):
-        return {name for name, kind in self._types.items() if kind in types}
-
-    def on_resources(self):
-        return {
-            name
-            for name, kind in self._types.items()
-            if kind.startswith("Resource") or kind.endswith("VariableOp")
-        }
-
-    def before(self, name):
-        """All that is done before it begins."""
-        if name not in self._known:
-            self._known[name] = set()  # of an iteration's way back
-            for each in self._before[name]:
-                self._known[name] |= {each} | self.before(each)
-        return self._known[name]
+        super().__init__(graph)
 
 
 def made(**options):

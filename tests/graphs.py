@@ -1,0 +1,73 @@
+"""What is done before what in a graph that TensorFlow has optimized."""
+
+WRITE = ("Assign", "Scatter", "Apply")
+
+
+class Graph:
+    """Of a GraphDef: operations by name, and all that must be over before one begins."""
+
+    def __init__(self, definition):
+        self._nodes = {node.name: node for node in definition.node}
+        self._inputs = {
+            name: [each.removeprefix("^").partition(":")[0] for each in node.input]
+            for name, node in self._nodes.items()
+        }
+        self._known = {}
+
+    def all(self, *types):
+        """The operations of these types."""
+        return {name for name, node in self._nodes.items() if node.op in types}
+
+    def device(self, name):
+        return self._nodes[name].device
+
+    def on_resources(self):
+        """All that reads or writes a variable."""
+        return {
+            name
+            for name, node in self._nodes.items()
+            if node.op.startswith("Resource") or node.op.endswith("VariableOp")
+        }
+
+    def before(self, name):
+        """All that is done before it begins."""
+        if name not in self._known:
+            self._known[name] = set()  # of an iteration's way back
+            for each in self._inputs[name]:
+                self._known[name] |= {each} | self.before(each)
+        return self._known[name]
+
+    def is_under_lock(self, name):
+        """Whether it begins after a lock is held, and is over before that lock is given back."""
+        return any(
+            name in self.before(unlocked) and set(self._inputs[unlocked]) & self.before(name)
+            for unlocked in self.all("ConsumeMutexLock")
+        )
+
+    def without_order(self):
+        """Pairs of operations on a variable, one of which writes, that may run in either order."""
+        of_variable = {}
+        for name in sorted(self.on_resources()):
+            of_variable.setdefault(self._variable(name), []).append(name)
+        return [
+            (one, other)
+            for names in of_variable.values()
+            for at, one in enumerate(names)
+            for other in names[at + 1 :]
+            if (self._writes(one) or self._writes(other))
+            and one not in self.before(other)
+            and other not in self.before(one)
+        ]
+
+    def _writes(self, name):
+        return any(word in self._nodes[name].op for word in WRITE)
+
+    def _variable(self, name):
+        """Where the handle of a variable comes from, through branches and loops."""
+        (name, *_), seen = self._inputs[name], set()
+        while self._inputs.get(name) and name not in seen:
+            if self._nodes[name].op not in ("Identity", "Enter", "Switch", "Merge"):
+                break
+            seen.add(name)
+            name = self._inputs[name][0]
+        return name
