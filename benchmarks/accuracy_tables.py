@@ -169,6 +169,35 @@ def in_short(record: dict) -> str:
     return runs.table(header, rows)
 
 
+def _ours(record: dict, task: str, group: str) -> list[dict]:
+    entries = [each for each in of_task(record, task) if each["group"] == group]
+    return [each for each in entries if each["spec"]["kind"] not in ("keras", "mirrored")]
+
+
+def cost(record: dict, group: str, name: str = "") -> str:
+    """How many times the best plain `fit`'s processor seconds we take: of all tasks, the medians.
+
+    Of our best contender of each task, or of those with this name.
+    """
+    found = []
+    for task in tasks(record):
+        base = plain(of_task(record, task))
+        own = _ours(record, task, group)
+        own = [each for each in own if each["name"] == name] if name else own
+        if own:
+            best = nearest(own, base, "cpu_seconds")
+            ratio = statistics.median(statistics.ratios(best["runs"], base, "cpu_seconds"))
+            found.append(f"{1 / ratio:.1f}")
+    low, high = min(found, key=float), max(found, key=float)
+    return low if low == high else f"{low} to {high}"
+
+
+def took(record: dict, task: str, group: str, name: str, measure: str) -> str:
+    """A contender's median."""
+    (entry,) = (each for each in _ours(record, task, group) if each["name"] == name)
+    return f"{statistics.median(measured(entry, measure)):.1f}"
+
+
 def plot(record: dict, path: str) -> None:
     """Ratios to the best plain `fit`, with their intervals: a panel for each task."""
     import matplotlib

@@ -173,6 +173,16 @@ def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
     return _ratio(results, name, _better(results, *beside))
 
 
+def accuracy_cost(group: str, name: str = "") -> str:
+    """Processor seconds until a model is accurate, beside the best plain `fit`."""
+    return accuracy_tables.cost(published("time_to_accuracy"), group, name)
+
+
+def accuracy_took(name: str, measure: str) -> str:
+    """Seconds of digits with a worker four times slower."""
+    return accuracy_tables.took(published("time_to_accuracy"), "digits", "straggler", name, measure)
+
+
 def straggler(measure: str, bound: object) -> str:
     """A measure of eight simulated workers, one four times slower, in the mean over seeds."""
     found = pages.results_of(pages.known("staleness_bound"))
@@ -197,6 +207,15 @@ INLINE = {
     "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
     "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
     "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
+    "cost of our best": lambda: accuracy_cost("threads"),
+    "cost of our best, processes": lambda: accuracy_cost("processes"),
+    "cost of periods of 1": lambda: accuracy_cost("threads", "Downpour, every 1"),
+    "cost of softsync": lambda: accuracy_cost("threads", "softsync"),
+    **{
+        f"{name}, {measure}": functools.partial(accuracy_took, name, measure)
+        for name in ("averaging, every 1", "Downpour, every 1")
+        for measure in ("seconds", "cpu_seconds")
+    },
     "straggler batches": lambda: straggler("batches", "none"),
     "straggler batches, bulk": lambda: straggler("batches", 0),
     "straggler error": lambda: straggler("error", "none"),
