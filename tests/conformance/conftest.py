@@ -35,7 +35,9 @@ def train(configuration, engine):
     run.validation = helpers.regression(60, seed=5)
     with run.strategy.scope():
         run.model = helpers.recording_model(
-            registry.optimizer(configuration), metrics=helpers.id_metrics()
+            registry.optimizer(configuration),
+            metrics=helpers.id_metrics(),
+            with_table=configuration in registry.WITH_TABLE,
         )
     run.ids = run.model.get_layer("ids").ids
     ids = helpers.AtEpochEnd(run.ids.take)

@@ -45,6 +45,7 @@ NOT_HERE = {
     "them, and an optimizer plays no part: tests/keras_api/test_batch_methods.py",
 }
 
+SPLIT = {"table/.*": tf_dsgd.Rows()}
 THRESHOLD = tf_dsgd.compression.Threshold(3.0, entropy=True)
 
 # A name to a function from a cluster to a strategy. The first is the default one.
@@ -78,6 +79,9 @@ CONFIGURATIONS = {
         average_every=2,
         optimizer_state="local",
     ),
+    "downpour_rows": _downpour(push_every=2, fetch_every=3, placement=SPLIT),
+    "softsync_rows": _softsync(gradients_per_update=3, placement=SPLIT),
+    "averaging_rows": _averaging(average_every=4, placement=SPLIT),
     "elastic": functools.partial(tf_dsgd.ElasticAveragingStrategy, average_every=3),
     "elastic_momentum": functools.partial(
         tf_dsgd.ElasticAveragingStrategy, average_every=2, elasticity=0.2
@@ -130,16 +134,21 @@ OPTIMIZERS = {
     # The mean of c gradients makes a step like that of one.
     "softsync": lambda: keras.optimizers.SGD(0.06),
     "softsync_bounded": lambda: keras.optimizers.SGD(0.04),
+    "softsync_rows": lambda: keras.optimizers.SGD(0.06),
     # The mean of workers moves about as far as one of them.
     "averaging": lambda: keras.optimizers.SGD(0.05),
     "averaging_each_step": lambda: keras.optimizers.SGD(0.05, momentum=0.5),
     "elastic": lambda: keras.optimizers.SGD(0.1),
     "elastic_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.7, nesterov=True),
+    "averaging_rows": lambda: keras.optimizers.SGD(0.05),
     "averaging_diloco": lambda: keras.optimizers.AdamW(0.05),
 }
 
+# Whose model has a table, split by rows.
+WITH_TABLE = {"downpour_rows", "softsync_rows", "averaging_rows"}
+
 # Where several messages make one update: how many. Each of them is one mini-batch.
-MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2}
+MESSAGES_PER_UPDATE = {"softsync": 3, "softsync_bounded": 2, "softsync_rows": 3}
 
 # Where each worker runs the optimizer on its own weights, so that iterations are one worker's.
 OF_ONE_WORKER = {
@@ -147,6 +156,7 @@ OF_ONE_WORKER = {
     "averaging_each_step",
     "averaging_block_momentum",
     "averaging_diloco",
+    "averaging_rows",
     "elastic",
     "elastic_momentum",
 }
@@ -157,6 +167,7 @@ STEPS_PER_MEETING = {
     "averaging_each_step": 1,
     "averaging_block_momentum": 3,
     "averaging_diloco": 2,
+    "averaging_rows": 4,
 }
 
 # In a process that has several devices, and on a cluster whose workers are groups of tasks, those

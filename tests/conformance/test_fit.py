@@ -11,7 +11,11 @@ from tests.conformance.conftest import BATCH, EPOCHS, EXAMPLES, STEPS_PER_EPOCH
 
 def plain_twin(run):
     """The same model without a strategy, with the same weights."""
-    model = helpers.recording_model(keras.optimizers.SGD(0.02), metrics=helpers.id_metrics())
+    model = helpers.recording_model(
+        keras.optimizers.SGD(0.02),
+        metrics=helpers.id_metrics(),
+        with_table=run.configuration in registry.WITH_TABLE,
+    )
     model.set_weights(run.model.get_weights())
     return model
 
@@ -121,7 +125,8 @@ def test_evaluating_does_not_train(trained):
 def test_a_saved_model_loads_without_the_strategy(trained, tmp_path):
     path = tmp_path / "model.keras"
     trained.model.save(path)
-    custom = {"RecordIds": helpers.RecordIds, "IdSum": helpers.IdSum}
+    names = ("RecordIds", "WithTable", "IdSum")
+    custom = {name: getattr(helpers, name) for name in names}
     loaded = keras.saving.load_model(path, custom_objects=custom)
     x, y = trained.validation
     np.testing.assert_allclose(
