@@ -97,6 +97,17 @@ def test_an_optimizer_from_outside_the_scope():
 
 
 @pytest.mark.timeout(60)
+def test_an_optimizer_from_outside_whose_loss_is_scaled():
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    inner = keras.optimizers.SGD(1.0, name="mine")
+    with strategy.scope():
+        scaled = keras.optimizers.LossScaleOptimizer(inner)
+        model = helpers.constant_gradient_model(scaled)
+    with pytest.raises(ValueError, match=r"its optimizer 'mine' was not created .*scope"):
+        model.fit(*data(), batch_size=2, verbose=0)
+
+
+@pytest.mark.timeout(60)
 def test_an_optimizer_of_another_strategy():
     first = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
     second = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))

@@ -164,7 +164,8 @@ class Optimizers:
             self._known.add(creator)
 
     def __contains__(self, optimizer: object) -> bool:
-        return optimizer in self._known
+        inner = getattr(optimizer, "inner_optimizer", None)  # whose loss another one scales
+        return optimizer in self._known and (inner is None or inner in self._known)
 
     def __iter__(self) -> Iterator[keras.optimizers.Optimizer]:
         return iter(self._known)

@@ -251,7 +251,8 @@ def check_step(fn: Any, optimizers: Optimizers) -> None:
 
 def of_two_scopes(model: keras.Model) -> ValueError:
     """The error of a model that was made in one place and compiled in another."""
-    optimizer = getattr(model.optimizer, "name", None)
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = getattr(optimizer, "name", None)
     if any(isinstance(v.value, (ReplicaVariable, SplitTable)) for v in model.variables):
         where = (
             f"was made in a strategy's scope, and its optimizer {optimizer!r} was not created "
