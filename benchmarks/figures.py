@@ -153,6 +153,7 @@ BLOCKS = {
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,
+    "claims on one screen": pages.on_one_screen,
     **{f"study {name}": functools.partial(pages.study, name) for name in pages.PLOTS},
 }
 

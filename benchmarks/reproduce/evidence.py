@@ -256,10 +256,10 @@ def said(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
 
 
 def verdict(words: Sequence[str]) -> str:
-    """Of a claim, from what its cells say."""
+    """Of a claim, from what its cells say: partly, where no more say the opposite."""
     if all(word == YES for word in words):
         return "reproduced"
-    if any(word == YES for word in words):
+    if words.count(YES) > 0 and words.count(YES) >= words.count(NO):
         return "partly"
     return "not reproduced" if any(word == NO for word in words) else "cannot tell"
 
@@ -295,6 +295,7 @@ def shown(outcome: Outcome, digits: int) -> str:
 
 
 def p_text(p: float) -> str:
-    return (
-        "" if math.isnan(p) else "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
-    )
+    if math.isnan(p):
+        return ""
+    digits = 4 if p < 0.01 else 3 if p < 0.1 else 2
+    return "< 0.0001" if p < 1e-4 else f"{p:.{digits}f}"

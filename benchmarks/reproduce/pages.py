@@ -48,6 +48,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "not run whole")
+
 # -- claims ---------------------------------------------------------------------------------------
 
 
@@ -123,6 +125,18 @@ def all_claims() -> str:
             row = [each.claim.name, link(each.claim), each.claim.expected]
             rows.append([*row, measured(each), f"**{each.verdict}**"])
     return table(["claim", "whose", "expected", "measured (95 %)", "verdict"], rows)
+
+
+def on_one_screen() -> str:
+    """Each claim's name, by verdict."""
+    by_verdict: dict[str, list[str]] = {}
+    for study in dict.fromkeys(claim.study for claim in CLAIMS):
+        content = read(study)
+        for each in claims_of(content) if content is not None else ():
+            by_verdict.setdefault(each.verdict, []).append(each.claim.name)
+    order = sorted(by_verdict, key=lambda word: VERDICTS.index(word))
+    rows = [[f"**{word}**, {len(by_verdict[word])}", "; ".join(by_verdict[word])] for word in order]
+    return table(["verdict", "claims"], rows)
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -219,8 +233,10 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
 """Of each study with results."""
 MANY = 6
 """Curves in a panel up to which intervals are drawn."""
-LOGARITHMIC = {"delay_tolerance", "a3c", "hogwild"}
+LOGARITHMIC = {"delay_tolerance", "a3c", "hogwild", "sandblaster_seconds"}
 """Studies whose values are far from one another."""
+LINES = {"softsync_staleness": 1e-4}
+"""Studies whose claim is a number that is near zero on their vertical axis."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
 """Of the vertical axis, where the worst is what matters."""
 
@@ -236,8 +252,17 @@ def plot(name: str, path: str) -> None:
     results, measure = results_of(content), content["chosen_by"]
     along, panel, curves = PLOTS[name]
     conditions = results.conditions()
+    # What has no place along the axis, or no panel, is beside all curves: one worker, synchronous.
+    alone = [c for c in conditions if 0 in (c.get(along), c.get(panel))]
+    conditions = [c for c in conditions if c not in alone]
+    baselines = {
+        ", ".join(str(c.get(part)) for part in curves.split(", ")): float(
+            np.mean(results.judged(c, measure, results.seeds(c)))
+        )
+        for c in alone
+    }
     panels = list(dict.fromkeys(c.get(panel) for c in conditions)) if panel else [None]
-    size = (3.4 * len(panels) + 0.6, 3.4)
+    size = (3.4 * len(panels) + 1.4, 3.6)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
     for axis, value in zip(axes[0], panels, strict=True):
         inside = [c for c in conditions if panel is None or c.get(panel) == value]
@@ -245,14 +270,17 @@ def plot(name: str, path: str) -> None:
         for condition in inside:
             label = ", ".join(str(condition.get(part)) for part in curves.split(", "))
             groups.setdefault(label, []).append(condition)
-        for label, group in groups.items():
+        for number, (label, group) in enumerate(groups.items()):
             points = _points(results, group, measure, along)
             if points:
                 x, means, lows, highs = zip(*sorted(points), strict=True)
                 # Where curves are many, intervals (in the table) would hide them.
-                few = len(groups) <= MANY
+                few = len(groups) <= MANY or len(points) == 1
                 spread = [np.subtract(means, lows), np.subtract(highs, means)] if few else None
-                axis.errorbar(x, means, spread, marker="o", markersize=3, capsize=2, label=label)
+                marker = "osD^"[number // 10 % 4]  # after ten colours come again
+                axis.errorbar(x, means, spread, marker=marker, markersize=3, capsize=2, label=label)
+        for label, mean in baselines.items():
+            axis.axhline(mean, color="grey", linestyle="--", linewidth=1, label=label)
         if along != "seconds":
             axis.set_xscale("log", base=2)
         axis.set_xlabel(_ALONG.get(along, along))
@@ -260,14 +288,30 @@ def plot(name: str, path: str) -> None:
             axis.set_title(f"{panel}: {value}", fontsize=9)
     if name in LOGARITHMIC:
         axes[0][0].set_yscale("log")
+    elif name in LINES:
+        # Linear below the line, so that zeros have a place.
+        axes[0][0].set_yscale("symlog", linthresh=LINES[name])
+        axes[0][0].set_ylim(0.0, 1.0)
+        for axis in axes[0]:
+            axis.axhline(LINES[name], color="grey", linestyle="--", linewidth=1)
     else:
         axes[0][0].set_ylim(RANGES.get(name) or _range(results, conditions, measure))
     axes[0][0].set_ylabel(_LABELS.get(measure, measure))
-    # That of the last panel, or of one with more curves.
+    # That of the last panel, or of one with more curves; beside the panels, and on no curve.
     whole = max(reversed(axes[0]), key=lambda axis: len(axis.get_legend_handles_labels()[1]))
-    whole.legend(fontsize=6, title=curves, title_fontsize=6)
+    handles, labels = whole.get_legend_handles_labels()
     figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    axes[0][-1].legend(
+        handles,
+        labels,
+        fontsize=7,
+        title=curves,
+        title_fontsize=7,
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.0),
+        borderaxespad=0.0,
+    )
+    figure.savefig(path, dpi=90, bbox_inches="tight")
     pyplot.close(figure)
 
 
@@ -278,8 +322,16 @@ _LABELS = {
     "regret": "regret, online",
     "above_2n": "share of messages above 2n",
     "ms": "milliseconds a mini-batch",
+    "gap": "what is missing to the best AUC",
 }
-_ALONG = {"rate": "learning rate", "seconds": "virtual seconds, share of all"}
+_ALONG = {
+    "rate": "learning rate",
+    "seconds": "virtual seconds, share of all",
+    "virtual_seconds": "virtual seconds",
+    "until": "virtual seconds",
+    "bytes": "bytes of a message",
+    "message": "seconds of a message",
+}
 
 
 def _points(results: Results, group: Sequence[Mapping], measure: str, along: str) -> list[tuple]:
