@@ -184,6 +184,13 @@ def accuracy_took(name: str, measure: str) -> str:
     return accuracy_tables.took(published("time_to_accuracy"), "digits", "straggler", name, measure)
 
 
+def strom_seconds(codec: str) -> str:
+    """Virtual seconds on links of 10 Mbit/s."""
+    found = pages.results_of(pages.known("strom"))
+    condition = {"codec": codec, "link": 10}
+    return f"{found.judged(condition, 'seconds', found.seeds(condition)).mean():.0f}"
+
+
 def straggler(measure: str, bound: object) -> str:
     """A measure of eight simulated workers, one four times slower, in the mean over seeds."""
     found = pages.results_of(pages.known("staleness_bound"))
@@ -216,6 +223,10 @@ INLINE = {
         f"{name}, {measure}": functools.partial(accuracy_took, name, measure)
         for name in ("averaging, every 1", "Downpour, every 1")
         for measure in ("seconds", "cpu_seconds")
+    },
+    **{
+        f"strom seconds, {codec}": functools.partial(strom_seconds, codec)
+        for codec in ("Threshold 0.064", "none")
     },
     "straggler batches": lambda: straggler("batches", "none"),
     "straggler batches, bulk": lambda: straggler("batches", 0),
