@@ -155,7 +155,7 @@ def in_short(record: dict) -> str:
                 if each["group"] == group and each["spec"]["kind"] not in ("keras", "mirrored")
             ]
             synchronous = [each for each in own if each["spec"]["kind"] == "averaging"]
-            base, against = plain(entries), "plain `fit` at its better setting"
+            base, against = plain(entries), "plain `fit` at its best setting"
             if group == "straggler":
                 own = [each for each in own if each not in synchronous]
                 base = [each["runs"] for each in synchronous]

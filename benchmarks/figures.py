@@ -131,7 +131,10 @@ def accuracy() -> str:
 def accuracy_in_short() -> str:
     """Ours beside what one would do otherwise, by task and workers."""
     record = published("time_to_accuracy")
-    where = f"{record['date']}, {record['cores']} cores: `{record['command']}`."
+    where = f"{record['date']}, {record['cores']} cores: `{record['command']}`"
+    where += (
+        ", and what went on from it (in `benchmarks/README.md`)." if record["continued"] else "."
+    )
     if record["shared"]:
         where += f" {accuracy_tables.SHARED}"
     return f"{accuracy_tables.in_short(record)}\n\n{where}"

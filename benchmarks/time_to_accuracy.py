@@ -215,6 +215,8 @@ def main() -> None:
     book = Book.opened(options.json)
     for path in options.take:
         book.take(path)
+    if options.take:
+        book.write()
     book.record["shared"] = book.record.get("shared", False) or options.shared
     print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))

@@ -42,7 +42,8 @@ def pytest_collection_modifyitems(config, items):
     """Deselects what needs a GPU where there is none, and bounds the time of every test.
 
     Tests that start clusters of processes, which fill a small machine, run alone. What need not,
-    and is not slow, is the fast tier: where a product is marked `thin`, a covering array of it.
+    and is neither slow nor medium, is the fast tier: where a product is marked `thin`, a covering
+    array of it.
     """
     together = bool(os.environ.get("TF_CONFIG"))  # as the chief of a cluster: tests cost more there
     covering.mark_rows(items, pytest.mark.slow, pytest.mark.long, together=together)
@@ -60,7 +61,7 @@ def pytest_collection_modifyitems(config, items):
             seconds = SECONDS_PER_TEST_OF_PROCESSES
         if item.get_closest_marker("timeout") is None and not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(seconds))
-        if not any(item.get_closest_marker(name) for name in ("alone", "slow")):
+        if not any(item.get_closest_marker(name) for name in ("alone", "slow", "medium")):
             item.add_marker(pytest.mark.fast)
     if any(item.get_closest_marker("gpu") for item in items):
         import tensorflow as tf

@@ -10,6 +10,8 @@ import tf_dsgd
 from tests import helpers
 from tf_dsgd import arithmetic
 
+pytestmark = pytest.mark.medium
+
 # Runs a statement in a fresh process, where no device is open yet, on a TensorFlow with two GPUs
 # that only note what is asked of them.
 FAKE = """

@@ -13,6 +13,8 @@ from tests.algorithms import batch_twin
 from tf_dsgd.algorithms.batch_methods import Settings
 from tf_dsgd.algorithms.sandblaster import products
 
+pytestmark = pytest.mark.medium
+
 EXAMPLES, FEATURES, HIDDEN = 45, 3, 2
 ITERATIONS = 10
 

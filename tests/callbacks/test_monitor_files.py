@@ -17,6 +17,8 @@ import tf_dsgd
 from tests import helpers
 from tf_dsgd import report
 
+pytestmark = pytest.mark.medium
+
 StalenessMonitor = tf_dsgd.callbacks.StalenessMonitor
 
 needs_tensorboard = pytest.mark.skipif(

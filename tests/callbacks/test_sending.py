@@ -12,6 +12,8 @@ from tests import helpers
 from tests.faults import fail_at
 from tf_dsgd import compression
 
+pytestmark = pytest.mark.medium
+
 StalenessMonitor = tf_dsgd.callbacks.StalenessMonitor
 OWN = {"message_bytes", "dense_ratio", "fraction_emitted"}
 HELD = {"residual_norm", "residual_to_gradient", "residuals_lost"}

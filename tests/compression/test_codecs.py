@@ -11,6 +11,8 @@ from tests.contract.by_hand import Place
 from tf_dsgd import compression
 from tf_dsgd.compression import threshold
 
+pytestmark = pytest.mark.medium
+
 CODECS = {
     "threshold": (compression.Threshold(0.75), twins.threshold(0.75)),
     "entropy": (compression.Threshold(0.75, entropy=True), twins.threshold(0.75)),

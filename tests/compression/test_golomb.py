@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from tf_dsgd.compression import bits, golomb
 
+pytestmark = pytest.mark.medium
+
 
 @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.bool)])
 def encode(places, signs):

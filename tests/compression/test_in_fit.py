@@ -14,6 +14,8 @@ from tests.compression import twins
 from tests.faults import fail_at
 from tf_dsgd import compression
 
+pytestmark = pytest.mark.medium
+
 CODECS = {
     "entropy": (compression.Threshold(0.5, entropy=True), twins.threshold(0.5)),
     "momentum": (compression.TopK(0.25, momentum=0.5), twins.top_k(0.25, 0.5)),

@@ -13,7 +13,10 @@ from tests.conformance import registry
 EXAMPLES, BATCH = 90, 8
 STEPS = 12
 # Keras says so, with and without a strategy, whenever data of unknown length end.
-pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+pytestmark = [
+    pytest.mark.medium,
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+]
 PAIRS = [(c, e) for c in ("downpour", "downpour_3_5") for e in registry.ENGINES]
 
 

@@ -23,6 +23,8 @@ from tf_dsgd import algorithm
 from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer
 from tf_dsgd.strategies.base import DistributedStrategy
 
+pytestmark = pytest.mark.medium
+
 STRATEGIES = {
     "downpour": tf_dsgd.DownpourStrategy,
     "downpour_2_3": lambda *args, **options: tf_dsgd.DownpourStrategy(

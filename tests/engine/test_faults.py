@@ -15,6 +15,8 @@ from tests import covering, faults
 from tests.conformance import registry
 from tests.faults import fail_at, fail_ps_at, stop_at
 
+pytestmark = pytest.mark.medium
+
 EXAMPLES, BATCH, EPOCHS = 240, 4, 2
 STEPS = EXAMPLES // BATCH
 TIMEOUT = 6.0

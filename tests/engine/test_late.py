@@ -13,6 +13,8 @@ from tests import faults
 from tests.conformance import registry
 from tests.faults import fail_at, stop_at
 
+pytestmark = pytest.mark.medium
+
 EXAMPLES, BATCH = 480, 4
 
 

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 import tf_dsgd
 
+pytestmark = pytest.mark.medium
+
 
 def trained(cluster, **options):
     """A strategy after one epoch of eight batches whose gradient is 1, at rate 1."""

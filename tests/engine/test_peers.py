@@ -20,6 +20,8 @@ from tests.faults import fail_at, stop_at
 from tf_dsgd import compression
 from tf_dsgd.algorithms.peers import MOST_AHEAD
 
+pytestmark = pytest.mark.medium
+
 THRESHOLD = compression.Threshold(1.0)
 
 

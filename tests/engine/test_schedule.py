@@ -9,6 +9,8 @@ from tests import helpers
 from tests.contract import sketches
 from tf_dsgd.strategies.base import DistributedStrategy
 
+pytestmark = pytest.mark.medium
+
 FETCHES = [(0, "fetch"), (1, "fetch")]
 
 

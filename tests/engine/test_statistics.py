@@ -14,6 +14,8 @@ import tf_dsgd
 from tests import helpers
 from tf_dsgd.engine import statistics
 
+pytestmark = pytest.mark.medium
+
 M = 0.9  # the momentum
 
 

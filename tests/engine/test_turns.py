@@ -15,6 +15,8 @@ from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.membership.task import Task
 
+pytestmark = pytest.mark.medium
+
 ROWS = 12
 
 

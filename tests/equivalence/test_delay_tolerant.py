@@ -10,6 +10,8 @@ from tests.equivalence.models import MODELS
 from tests.optimizers.pairs import OURS, PAIRS, assert_same_weights, pair
 from tf_dsgd import optimizers
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.mark.few(1)
 @pytest.mark.thin

@@ -13,6 +13,8 @@ from tests.algorithms import averaging_twin
 from tests.equivalence import twin
 from tests.equivalence.test_tables import ROWS, SGD, SPLIT, WIDTH, ids, local, model, targets
 
+pytestmark = pytest.mark.medium
+
 RATE, BATCH = 0.05, 4
 
 

@@ -18,6 +18,8 @@ from tests.equivalence import twin
 from tests.equivalence.models import MODELS
 from tests.equivalence.test_other_strategies import STRATEGIES
 
+pytestmark = pytest.mark.medium
+
 TOLERANCE = 1e-5
 
 

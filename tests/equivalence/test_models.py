@@ -10,6 +10,8 @@ from tests import helpers
 from tests.equivalence import twin
 from tests.equivalence.models import MODELS
 
+pytestmark = pytest.mark.medium
+
 
 @pytest.mark.few(7)
 @pytest.mark.thin

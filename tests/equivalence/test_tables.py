@@ -14,6 +14,8 @@ import tf_dsgd
 from tests.equivalence import twin
 from tf_dsgd.strategies.rows import splitting, tables
 
+pytestmark = pytest.mark.medium
+
 SPLIT = {"table/.*": tf_dsgd.Rows()}
 SGD = keras.optimizers.SGD
 ROWS, WIDTH = 31, 2

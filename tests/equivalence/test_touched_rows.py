@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_dsgd
 from tests.equivalence import twin
 
+pytestmark = pytest.mark.medium
+
 ROWS, WIDTH = 30, 2
 RATE, STEPS = 0.1, 12
 

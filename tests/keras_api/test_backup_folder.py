@@ -16,6 +16,8 @@ from tf_dsgd import console
 from tf_dsgd.callbacks import checkpoint_files
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints
 
+pytestmark = pytest.mark.medium
+
 OWNER = """
 import sys
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints

@@ -9,6 +9,8 @@ import tf_dsgd
 from tests import helpers
 from tf_dsgd.strategies.pipelines import Segment, Source
 
+pytestmark = pytest.mark.medium
+
 EXAMPLES, BATCH, STEPS = 44, 4, 11
 
 

@@ -10,6 +10,8 @@ import tf_dsgd
 from tests import helpers
 from tests.conformance import registry
 
+pytestmark = pytest.mark.medium
+
 STEPS, EPOCHS, SAVE_EVERY = 20, 3, 14
 
 # Besides those that the registry compiles.

@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.medium
+
 
 def simulated(workers=2):
     return tf_dsgd.SimulatedCluster(workers, compute_seconds=[1.0, 1.7, 2.9][:workers], seed=0)

@@ -12,6 +12,8 @@ from tests import helpers
 from tf_dsgd.algorithms.batch_methods import NO_STEP
 from tf_dsgd.strategies.kept import Kept
 
+pytestmark = pytest.mark.medium
+
 SIMULATED = {"compute_seconds": 1.0, "network_seconds": 0.1}
 
 

@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.medium
+
 CLUSTERS = {
     "local_1": lambda: tf_dsgd.LocalCluster(1),
     "local_2": lambda: tf_dsgd.LocalCluster(2),

@@ -10,6 +10,8 @@ import tensorflow as tf
 import tf_dsgd
 from tf_dsgd import _tf
 
+pytestmark = pytest.mark.medium
+
 ROWS, BATCH = 60, 4
 SGD, ADAGRAD = (lambda: keras.optimizers.SGD(0.1)), (lambda: keras.optimizers.Adagrad(0.1))
 

@@ -7,6 +7,8 @@ import pytest
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.medium
+
 CALLBACKS = {
     "keras": keras.callbacks.BackupAndRestore,
     "tf_dsgd": lambda path: tf_dsgd.callbacks.BackupAndRestore(path),

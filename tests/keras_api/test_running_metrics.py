@@ -8,6 +8,8 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 
+pytestmark = pytest.mark.medium
+
 ENGINES = helpers.engines(
     local=lambda: tf_dsgd.LocalCluster(3),
     simulated=lambda: tf_dsgd.SimulatedCluster(

@@ -11,6 +11,8 @@ from tf_dsgd import _tf_order
 from tf_dsgd.strategies import handing_out
 from tf_dsgd.strategies.showing import Logs, ShowingStep, step_of_keras
 
+pytestmark = pytest.mark.medium
+
 STEPS = 12
 
 

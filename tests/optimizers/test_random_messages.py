@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tests.optimizers.bench import Bench
 from tests.optimizers.rules import RULES, WORKERS
 
+pytestmark = pytest.mark.medium
+
 SHAPE, TABLE = (2, 2), (30, 2)
 
 worker = st.integers(0, WORKERS - 1)

@@ -9,6 +9,8 @@ from tests import helpers
 from tests.optimizers.bench import Bench
 from tests.optimizers.rules import RULES, WORKERS
 
+pytestmark = pytest.mark.medium
+
 OURS = {name: optimizer for name, (optimizer, _) in RULES.items()}
 
 

@@ -155,7 +155,7 @@ def test_the_short_table_takes_our_best_and_with_a_straggler_is_beside_averaging
         trained("waits", "averaging", "straggler", 8.0, 8.0),
         trained("waits not", "downpour", "straggler", 2.0, 4.0),
     ]
-    beside = "plain `fit` at its better setting"
+    beside = "plain `fit` at its best setting"
 
     def rows(shared):
         text = tables.in_short({"shared": shared, "contenders": entries})

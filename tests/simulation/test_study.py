@@ -12,6 +12,8 @@ from tf_dsgd.algorithms.downpour import AccrueGradient, CompiledOptimizer, Perio
 from tf_dsgd.simulation.study import Study, timetable
 from tf_dsgd.strategies.base import DistributedStrategy
 
+pytestmark = pytest.mark.medium
+
 BATCH, BATCHES, WORKERS = 4, 90, 4
 
 
