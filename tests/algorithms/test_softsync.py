@@ -15,6 +15,8 @@ from tests.algorithms import softsync_twin
 from tests.contract.clockwork import Twin
 from tf_dsgd.strategies.base import DistributedStrategy
 
+pytestmark = pytest.mark.medium
+
 FEATURES, BATCH = 3, 4
 SCALINGS = {
     None: None,

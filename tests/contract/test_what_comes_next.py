@@ -17,6 +17,8 @@ from tests.contract.by_hand import Place
 from tf_dsgd import algorithm
 from tf_dsgd.strategies.base import DistributedStrategy
 
+pytestmark = pytest.mark.medium
+
 BATCH = 4
 
 

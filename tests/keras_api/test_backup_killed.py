@@ -15,6 +15,8 @@ from tests import helpers
 from tf_dsgd import resuming
 from tf_dsgd.callbacks.checkpoint_files import Checkpoints, read_arrays, write_arrays
 
+pytestmark = pytest.mark.medium
+
 KILLS = 12
 
 

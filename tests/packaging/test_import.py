@@ -4,6 +4,8 @@ import pytest
 
 from tests.packaging.repository import run_python
 
+pytestmark = pytest.mark.medium
+
 # A setting that TensorFlow accepts only until its devices are initialised.
 DEVICES_UNTOUCHED = """
 import gc
