@@ -48,6 +48,12 @@ def of_task(record: dict, task: str) -> list[dict]:
     return [each for each in record["contenders"] if each["task"] == task and each["runs"]]
 
 
+def _ours(entries: Sequence[dict], group: str) -> list[dict]:
+    """Contenders of a group under a strategy of this package."""
+    others = ("keras", "mirrored")
+    return [e for e in entries if e["group"] == group and e["spec"]["kind"] not in others]
+
+
 def plain(entries: Sequence[dict]) -> list[list[dict]]:
     """The runs of plain `fit` at each of its settings."""
     return [each["runs"] for each in entries if each["spec"]["kind"] == "keras"]
@@ -149,11 +155,7 @@ def in_short(record: dict) -> str:
     for task in tasks(record):
         entries = of_task(record, task)
         for group in GROUPS:
-            own = [
-                each
-                for each in entries
-                if each["group"] == group and each["spec"]["kind"] not in ("keras", "mirrored")
-            ]
+            own = _ours(entries, group)
             synchronous = [each for each in own if each["spec"]["kind"] == "averaging"]
             base, against = plain(entries), "plain `fit` at its best setting"
             if group == "straggler":
@@ -169,11 +171,6 @@ def in_short(record: dict) -> str:
     return runs.table(header, rows)
 
 
-def _ours(record: dict, task: str, group: str) -> list[dict]:
-    entries = [each for each in of_task(record, task) if each["group"] == group]
-    return [each for each in entries if each["spec"]["kind"] not in ("keras", "mirrored")]
-
-
 def cost(record: dict, group: str, name: str = "") -> str:
     """How many times the best plain `fit`'s processor seconds we take: of all tasks, the medians.
 
@@ -181,8 +178,8 @@ def cost(record: dict, group: str, name: str = "") -> str:
     """
     found = []
     for task in tasks(record):
-        base = plain(of_task(record, task))
-        own = _ours(record, task, group)
+        entries = of_task(record, task)
+        base, own = plain(entries), _ours(entries, group)
         own = [each for each in own if each["name"] == name] if name else own
         if own:
             best = nearest(own, base, "cpu_seconds")
@@ -194,7 +191,7 @@ def cost(record: dict, group: str, name: str = "") -> str:
 
 def took(record: dict, task: str, group: str, name: str, measure: str) -> str:
     """A contender's median."""
-    (entry,) = (each for each in _ours(record, task, group) if each["name"] == name)
+    (entry,) = (each for each in _ours(of_task(record, task), group) if each["name"] == name)
     return f"{statistics.median(measured(entry, measure)):.1f}"
 
 

@@ -128,13 +128,15 @@ class Book:
 
     def take(self, path: str) -> None:
         """The contenders of another record, of this machine, that were begun there alone."""
+        if not Path(path).exists():
+            raise SystemExit(f"--take: there is no file {path}: give what --json wrote elsewhere.")
         other = Book.opened(path).record
         for each in other["contenders"]:
             entry = self.entry(each["task"], each["group"], each["name"], each["spec"])
             if entry["rate"] is None:
                 entry.update(each)
         self.record["continued"].append(other["command"])
-        self.record["shared"] = self.record.get("shared", False) or other["shared"]
+        self.record["shared"] = self.record["shared"] or other["shared"]
 
     def write(self) -> None:
         runs.write_json(self.path, self.record)
@@ -213,11 +215,10 @@ def main() -> None:
         search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
 
     book = Book.opened(options.json)
+    book.record["shared"] = book.record.get("shared", False) or options.shared
     for path in options.take:
         book.take(path)
-    if options.take:
         book.write()
-    book.record["shared"] = book.record.get("shared", False) or options.shared
     print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
     end = None if options.minutes is None else time.time() + 60.0 * options.minutes

@@ -48,8 +48,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "not run whole")
-
 # -- claims ---------------------------------------------------------------------------------------
 
 
@@ -114,27 +112,30 @@ def link(claim: Claim) -> str:
     return f"[{claim.source}](references.md#{anchor})"
 
 
+def all_judged() -> list[Judged]:
+    """Each claim whose study has results."""
+    contents = [read(study) for study in dict.fromkeys(claim.study for claim in CLAIMS)]
+    return [each for content in contents if content is not None for each in claims_of(content)]
+
+
 def all_claims() -> str:
-    """One line for each claim whose study has results."""
+    """One line for each of them."""
     rows = []
-    for study in dict.fromkeys(claim.study for claim in CLAIMS):
-        content = read(study)
-        if content is None:
-            continue
-        for each in claims_of(content):
-            row = [each.claim.name, link(each.claim), each.claim.expected]
-            rows.append([*row, measured(each), f"**{each.verdict}**"])
+    for each in all_judged():
+        row = [each.claim.name, link(each.claim), each.claim.expected]
+        rows.append([*row, measured(each), f"**{each.verdict}**"])
     return table(["claim", "whose", "expected", "measured (95 %)", "verdict"], rows)
+
+
+VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "not run whole")
 
 
 def on_one_screen() -> str:
     """Each claim's name, by verdict."""
     by_verdict: dict[str, list[str]] = {}
-    for study in dict.fromkeys(claim.study for claim in CLAIMS):
-        content = read(study)
-        for each in claims_of(content) if content is not None else ():
-            by_verdict.setdefault(each.verdict, []).append(each.claim.name)
-    order = sorted(by_verdict, key=lambda word: VERDICTS.index(word))
+    for each in all_judged():
+        by_verdict.setdefault(each.verdict, []).append(each.claim.name)
+    order = sorted(by_verdict, key=VERDICTS.index)
     rows = [[f"**{word}**, {len(by_verdict[word])}", "; ".join(by_verdict[word])] for word in order]
     return table(["verdict", "claims"], rows)
 
