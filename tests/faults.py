@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
+from tests import helpers
 from tf_dsgd.simulation.faults import PHASES, fail_at, fail_ps_at, stop_at
 
 __all__ = ["PHASES", "OnProcesses", "Seen", "fail_at", "fail_ps_at", "seen_model", "stop_at"]
@@ -55,11 +56,20 @@ def target(y, _):
     return y[:, 0]
 
 
-def seen_model(examples, optimizer, widths=(1, 2, 3)):
-    """A linear model of several weights, which go to several shards, and `Seen`."""
+def seen_model(examples, optimizer, widths=(1, 2, 3), with_table=False):
+    """A linear model of several weights, which go to several shards, and `Seen`.
+
+    Args:
+        examples: how many.
+        optimizer: what it is compiled with.
+        widths: of its parts.
+        with_table: whether the first part, of width 1, has a table beside its line.
+    """
     x = keras.Input((5,))
     kept = Seen(examples, name="seen")(x)
     layers = [keras.layers.Dense(width, kernel_initializer="zeros") for width in widths]
+    if with_table:
+        layers[0] = helpers.WithTable()
     model = keras.Model(x, keras.layers.Concatenate()([layer(kept) for layer in layers]))
     model.compile(optimizer, "mse", metrics=[keras.metrics.MeanMetricWrapper(target, "target")])
     return model

@@ -44,6 +44,8 @@ def dense(strategy, optimizer, *more, **options):
 def of_the_registry(name):
     def made():
         strategy = (registry.CONFIGURATIONS | registry.WITH_CODECS)[name](on_threads())
+        if name in registry.WITH_TABLE:
+            return (strategy, *with_table(strategy, lambda: registry.optimizer(name)))
         with strategy.scope():
             # Layers are named as those on parts are in the registry.
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="dense")])

@@ -83,7 +83,11 @@ def train_under(script, configuration, shards):
     """The ledger of two epochs in which nothing was lost."""
     strategy = registry.CONFIGURATIONS[configuration](cluster(script, shards))
     with strategy.scope():
-        model = faults.seen_model(EXAMPLES, registry.optimizer(configuration))
+        model = faults.seen_model(
+            EXAMPLES,
+            registry.optimizer(configuration),
+            with_table=configuration in registry.WITH_TABLE,
+        )
     x, y = faults.data(EXAMPLES)
     history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, verbose=0)
     faults.assert_metrics_whole(history, y)

@@ -26,9 +26,9 @@ def averaging(cluster, **options):
     return tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=4, **options)
 
 
-def trained(strategy, optimizer=keras.optimizers.SGD, epochs=1):
+def trained(strategy, optimizer=keras.optimizers.SGD, epochs=1, with_table=False):
     with strategy.scope():
-        model = faults.seen_model(EXAMPLES, optimizer())
+        model = faults.seen_model(EXAMPLES, optimizer(), with_table=with_table)
     x, y = faults.data(EXAMPLES)
     history = model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0)
     faults.assert_metrics_whole(history, y)
@@ -182,7 +182,12 @@ def test_nothing_is_lost(configuration, shards):
         ],
     )
     strategy = registry.CONFIGURATIONS[configuration](cluster)
-    model = trained(strategy, lambda: registry.optimizer(configuration), epochs=2)
+    model = trained(
+        strategy,
+        lambda: registry.optimizer(configuration),
+        epochs=2,
+        with_table=configuration in registry.WITH_TABLE,
+    )
     ledger = faults.assert_nothing_lost(strategy, model, 2, 120)
     if strategy.engine.program.can_be_late:
         assert ledger.reasons["repeated"] > 0

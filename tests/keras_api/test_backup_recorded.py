@@ -93,6 +93,7 @@ def assert_equal(resumed, unbroken):
     [
         pytest.param(case, marks=[] if case in FAST else pytest.mark.slow)
         for case in registry.CONFIGURATIONS
+        if case not in registry.WITH_TABLE  # which no recording takes
     ],
 )
 def test_resumed_is_what_threads_did(case, tmp_path):

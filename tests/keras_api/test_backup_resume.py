@@ -103,7 +103,7 @@ class Run:
                     layers.Dense(5, activation="relu"),
                     layers.BatchNormalization(),
                     layers.Dropout(0.3, seed=1),
-                    layers.Dense(1),
+                    helpers.WithTable() if case in registry.WITH_TABLE else layers.Dense(1),
                 ]
             )
             settings = {"metrics": ["mae"], "steps_per_execution": steps_per_execution}

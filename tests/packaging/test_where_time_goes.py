@@ -6,6 +6,8 @@ import sys
 import time
 from types import SimpleNamespace
 
+import pytest
+
 from tests import conftest, progress
 from tests.packaging import where_time_goes
 from tests.packaging.repository import ROOT
@@ -85,3 +87,14 @@ def test_no_test_begins_once_its_time_is_gone_and_ci_counts_those(tmp_path):
     assert counted in results(0.0) and counted not in results(time.time() + 1000.0)
     run = (ROOT / ".ci/run").read_text()
     assert counted in run and conftest.UNTIL in run
+
+
+@pytest.mark.parametrize("apart", [1, 60, 3600, 5400, 86400])
+def test_no_test_is_passed_over_in_all_runs(apart):
+    """Of runs that have time for a third of the tests, twelve leave none out."""
+    tests, run = 1000, set()
+    for number in range(12):
+        first = conftest.first_of(tests, 1.8e9 + number * apart)
+        assert 0 <= first < tests
+        run.update(n % tests for n in range(first, first + tests // 3))
+    assert len(run) == tests

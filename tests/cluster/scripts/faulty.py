@@ -87,7 +87,11 @@ def make(configuration, examples, timeout):
     cluster = tf_dsgd.TFCluster(worker_timeout_seconds=timeout)
     strategy = registry.CONFIGURATIONS[configuration](cluster)
     with strategy.scope():
-        model = faults.seen_model(examples, registry.optimizer(configuration))
+        model = faults.seen_model(
+            examples,
+            registry.optimizer(configuration),
+            with_table=configuration in registry.WITH_TABLE,
+        )
     return strategy, model, faults.data(examples)
 
 
