@@ -195,7 +195,7 @@ def took(record: dict, task: str, group: str, name: str, measure: str) -> str:
     return f"{statistics.median(measured(entry, measure)):.1f}"
 
 
-def plot(record: dict, path: str) -> None:
+def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> None:
     """Ratios to the best plain `fit`, with their intervals: a panel for each task."""
     import matplotlib
 
@@ -235,4 +235,4 @@ def plot(record: dict, path: str) -> None:
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=2)
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=80, metadata=metadata)

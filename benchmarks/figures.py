@@ -26,6 +26,7 @@ import runs
 sys.path.insert(0, str(runs.HERE / "reproduce"))
 
 import pages
+import prose
 
 ROOT = runs.HERE.parent
 FILES = (
@@ -157,7 +158,7 @@ BLOCKS = {
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,
     "claims on one screen": pages.on_one_screen,
-    **{f"study {name}": functools.partial(pages.study, name) for name in pages.PLOTS},
+    **{f"study {name}": functools.partial(pages.study, name) for name in pages.STUDIES},
 }
 
 
@@ -236,7 +237,7 @@ INLINE = {
     "straggler error": lambda: straggler("error", "none"),
     "straggler error, bulk": lambda: straggler("error", 0),
 }
-"""Single figures, between `<!--figure: NAME-->` and `<!--end-->`."""
+"""Single figures, between `<!--figure: NAME-->` and `<!--end-->`; others are prose.py's."""
 
 _INLINE = re.compile(r"(<!--figure: (.+?)-->).*?(<!--end-->)")
 _BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -245,7 +246,12 @@ _BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", 
 def written(text: str) -> str:
     """A page with its blocks made anew."""
     text = _BLOCK.sub(lambda m: f"{m[1]}\n{BLOCKS[m[2]]()}\n\n{m[3]}", text)
-    return _INLINE.sub(lambda m: f"{m[1]}{INLINE[m[2]]()}{m[3]}", text)
+    return _INLINE.sub(lambda m: f"{m[1]}{single(m[2])}{m[3]}", text)
+
+
+def single(name: str) -> str:
+    """One of `INLINE`, or what `prose.py` finds in a study."""
+    return INLINE[name]() if name in INLINE else prose.figure(name)
 
 
 def main() -> None:
@@ -254,7 +260,7 @@ def main() -> None:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
     if "--plots" in sys.argv[1:]:
         record, path = published("time_to_accuracy"), ROOT / "docs/images/time_to_accuracy.png"
-        accuracy_tables.plot(record, str(path))
+        accuracy_tables.plot(record, str(path), pages.stamp(record))
         for name in pages.PLOTS:
             if pages.read(name):
                 pages.plot(name, str(ROOT / f"docs/images/{name}.png"))

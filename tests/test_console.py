@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from tf_dsgd import console, resuming
 
@@ -37,6 +38,19 @@ def test_an_error_that_says_all(hook, capsys, kind, note):
     file = Path(where.removeprefix("tf_dsgd: the traceback is in "))
     assert file.read_text().startswith("Traceback (most recent call last):")
     file.unlink()
+
+
+def test_what_autograph_raises_again_is_said_as_it_was(hook, capsys):
+    def step():
+        with console.before_training():
+            raise ValueError("its words")
+
+    with pytest.raises(ValueError, match="in user code:") as caught:
+        tf.function(tf.function(step))()
+    hook(caught.value)
+    where, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("tf_dsgd: ") and last.endswith("ValueError: its words")
+    Path(where.removeprefix("tf_dsgd: the traceback is in ")).unlink()
 
 
 def test_another_error_has_its_traceback(hook, capsys):

@@ -74,6 +74,13 @@ FLOODS = [
     "This could happen if the remote target has been disconnected from the client.\n",
     "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: TensorFlow device GPU:0 was "
     "not registered\n",
+    "W0000 00:00:1795810877.390178   31371 op_kernel.cc:1858] OP_REQUIRES failed at xla_ops.cc:602 "
+    ": INVALID_ARGUMENT: Detected unsupported operations when trying to compile graph "
+    "__inference__one_step_13213[] on XLA_CPU_JIT: PrintV2 (No registered 'PrintV2' OpKernel)\n"
+    'The op is created at: \nFile "tmp/jit.py", line 18, in <module>\n'
+    'File "site-packages/keras/src/trainer.py", line 399, in fit\n'
+    "\ttf2xla conversion failed while converting __inference__one_step_13213[].\n"
+    "\t [[StatefulPartitionedCall]]\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -92,6 +99,7 @@ OWN = [
     "Task 1 was not defined in sparse job worker\n",
     "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove a file\n",
     "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: a device of the user's\n",
+    'it reads\nFile "a.py", line 3, of a user\'s\n',
 ]
 SCRIPT = f"""
 import os, sys

@@ -120,6 +120,8 @@ _FLOODS = (
     "Aborting Ring(?:Gather|Reduce) with",
     "BaseCollectiveExecutor::StartAbort",
     r"OP_REQUIRES failed at collective_ops\.cc",
+    # XLA cannot compile a step, which the error says in a line, too; a stack of calls comes after.
+    r"OP_REQUIRES failed at xla_ops\.cc",
 )
 # The same, at every start.
 _GREETINGS = (
@@ -143,7 +145,8 @@ FLOOD_HEADS = (
 FLOOD_TAILS = (
     "Additional GRPC error information from remote target|:[A-Z_]+:Error received from peer|"
     r"\t \[\[|This could happen if the remote target has been disconnected|"
-    "To enable the following instructions:|The error could be from a previous operation"
+    "To enable the following instructions:|The error could be from a previous operation|"
+    'The op is created at:|Stack trace for op definition|File "|\ttf2xla conversion failed'
 )
 """Matches the lines that may follow one."""
 FLOOD_RAISED = _SAYS.replace(r"\w+\.(?:cc|h)", r"op_kernel\.cc") + r"[A-Z_]+: ([A-Za-z_][\w.]*:.*)$"

@@ -46,7 +46,8 @@ def end_scripts_in_a_line(
         return  # somebody else's, who knows why
 
     def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        known = bool(_said_in_a_line.intersection(getattr(error, "__notes__", ())))
+        said = _as_raised(error)
+        known = bool(_said_in_a_line.intersection(getattr(said, "__notes__", ())))
         interrupted = kind is KeyboardInterrupt and _trains(where)
         if not known and not interrupted:
             sys.__excepthook__(kind, error, where)
@@ -58,7 +59,7 @@ def end_scripts_in_a_line(
         ) as file:
             traceback.print_exception(kind, error, where, file=file)
             print(getattr(error, WHOLE, ""), file=file)
-        last = str(error) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {error}"
+        last = str(said) if kind is RuntimeError else f"{_line(where)}{kind.__name__}: {said}"
         if interrupted:
             goes_on = f"With {backups} the same command would go on from there"
             written = resuming.last_noted()
@@ -69,6 +70,13 @@ def end_scripts_in_a_line(
 
     hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """What AutoGraph raised again, with the code of a tf.function in its message, as it was."""
+    while str(error).startswith("in user code:") and error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from claims_averaging import AVERAGING
 from claims_systems import SYSTEMS, of
 from evidence import Cell, Claim
 
@@ -159,7 +160,49 @@ def _momentum() -> list[Claim]:
     def c(workers: int, momentum: float) -> dict:
         return of(workers=workers, momentum=momentum)
 
+    def implicit(workers: int, times: str = "exponential") -> dict:
+        return {"mini-batch": times, "workers": workers}
+
+    counts = (1, 2, 4, 8, 16)
     return [
+        Claim(
+            "implicit_momentum",
+            "asynchrony is a momentum of 1 - 1/M",
+            "Mitliagkas et al., 2016",
+            "within 0.05, where mini-batches take an exponentially distributed time",
+            tuple(
+                Cell(f"M = {m}, less {1 - 1 / m:g}", implicit(m), 1 - 1 / m, "=", margin=0.05)
+                for m in counts
+            ),
+            digits=3,
+        ),
+        Claim(
+            "implicit_momentum",
+            "at a rate that is M times less",
+            "Mitliagkas et al., 2016",
+            "within a tenth of alpha / M, of 0.1 / M here",
+            tuple(
+                Cell(
+                    f"M = {m}, less {0.1 / m:g}",
+                    *(implicit(m), 0.1 / m, "="),
+                    measure="rate_measured",
+                    margin=0.01 / m,
+                )
+                for m in counts
+            ),
+            digits=4,
+        ),
+        Claim(
+            "implicit_momentum",
+            "and it is less where all mini-batches take equally long",
+            "",
+            "less than 1 - 1/M",
+            tuple(
+                Cell(f"M = {m}, less {1 - 1 / m:g}", implicit(m, "one second"), 1 - 1 / m, "<")
+                for m in (2, 4, 8)
+            ),
+            digits=3,
+        ),
         Claim(
             "explicit_momentum",
             "the best explicit momentum falls as workers become more",
@@ -173,7 +216,7 @@ def _momentum() -> list[Claim]:
                 )
                 for mu in (0.3, 0.6, 0.9)
             ),
-        )
+        ),
     ]
 
 
@@ -269,10 +312,12 @@ def _delay_tolerance() -> list[Claim]:
 
 
 def _delay_compensation() -> list[Claim]:
-    def c(workers: int, method: str) -> dict:
-        return of(workers=workers, method=method)
+    def c(workers: int, method: str, **more: float) -> dict:
+        return of(workers=workers, method=method, **more)
 
     alone = c(1, "SGD")
+    lambdas = {"DC-ASGD-c": (1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
+    names = {"DC-ASGD-c": "constant", "DC-ASGD-a": "adaptive"}
     return [
         Claim(
             "delay_compensation",
@@ -289,8 +334,26 @@ def _delay_compensation() -> list[Claim]:
             tuple(
                 Cell(f"M = {m}, {name}", c(m, method), c(m, "SGD"), "<")
                 for m in (4, 16)
-                for method, name in (("DC-ASGD-c", "constant"), ("DC-ASGD-a", "adaptive"))
+                for method, name in names.items()
             ),
+        ),
+        *(
+            Claim(
+                "delay_compensation",
+                f"DC-ASGD is better at a lambda that is given, M = {m}",
+                "",
+                "a lower error at one lambda at least, with as many rates to choose from",
+                tuple(
+                    Cell(
+                        f"{names[method]}, lambda = {given:g}",
+                        *(c(m, method, **{"lambda": given}), c(m, "SGD"), "<"),
+                    )
+                    for method in lambdas
+                    for given in lambdas[method]
+                ),
+                some=True,
+            )
+            for m in (4, 16)
         ),
         Claim(
             "delay_compensation",
@@ -298,144 +361,6 @@ def _delay_compensation() -> list[Claim]:
             "Zheng et al., 2017",
             "a lower error with 4 workers",
             (Cell("M = 4, adaptive", c(4, "DC-ASGD-a"), alone, "<"),),
-        ),
-    ]
-
-
-def _averaging_period() -> list[Claim]:
-    def cell(a: int, b: int, expected: str, margin: float = 0.0) -> Cell:
-        return Cell(f"{a} less {b}", of(period=a), of(period=b), expected, margin=margin)
-
-    return [
-        Claim(
-            "averaging_period",
-            "averaging every 10 to 20 mini-batches is acceptable",
-            "Su and Chen, 2015",
-            "an error within half a point of averaging every one",
-            (cell(8, 1, "=", 0.5), cell(16, 1, "=", 0.5)),
-        ),
-        Claim(
-            "averaging_period",
-            "accuracy falls with longer periods",
-            "Su and Chen, 2015",
-            "a higher error at each four times longer one",
-            (cell(4, 1, ">"), cell(16, 4, ">"), cell(64, 16, ">"), cell(256, 64, ">")),
-        ),
-    ]
-
-
-def _policies() -> list[Claim]:
-    def cell(optimizer: str, period: int, state: str) -> Cell:
-        pair = (of(optimizer=optimizer, period=period, state=s) for s in (state, "average"))
-        return Cell(f"{optimizer}, period {period}", *pair, ">")
-
-    pairs = [(o, p) for o in ("momentum", "Adam") for p in (4, 16, 64)]
-    return [
-        Claim(
-            "averaging_policies",
-            f'`optimizer_state="{state}"` is worse than `"average"`',
-            "",
-            "a higher error",
-            tuple(cell(o, p, state) for o, p in pairs),
-        )
-        for state in ("local", "reset")
-    ]
-
-
-def _bmuf() -> list[Claim]:
-    def c(workers: int, method: str, period: int = 8) -> dict:
-        return of(workers=workers, period=period, method=method)
-
-    alone, plain, block = of(workers=1, period=0, method="one worker"), "plain averaging", "BMUF"
-    counts = (2, 4, 8, 16)
-    return [
-        Claim(
-            "bmuf",
-            "plain averaging loses accuracy as workers become more",
-            "Chen and Huo, 2016",
-            "a higher error than one worker's",
-            tuple(Cell(f"M = {m}", c(m, plain), alone, ">") for m in counts),
-        ),
-        Claim(
-            "bmuf",
-            "BMUF keeps the accuracy of one worker",
-            "Chen and Huo, 2016",
-            "an error within half a point of it",
-            (
-                *(Cell(f"M = {m}", c(m, block), alone, "=", margin=0.5) for m in counts),
-                Cell("M = 16, period 2", c(16, block, 2), alone, "=", margin=0.5),
-            ),
-        ),
-        Claim(
-            "bmuf",
-            "BMUF is better than plain averaging",
-            "Chen and Huo, 2016",
-            "a lower error with as many workers",
-            tuple(
-                Cell(f"M = {m}, {name}", c(m, method), c(m, plain), "<")
-                for m in counts
-                for method, name in ((block, "classical"), ("BMUF, Nesterov", "Nesterov"))
-            ),
-        ),
-    ]
-
-
-def _diloco() -> list[Claim]:
-    def c(period: int, method: str) -> dict:
-        return of(period=period, method=method)
-
-    periods = (4, 16, 64, 256)
-    return [
-        Claim(
-            "diloco",
-            "DiLoCo is better than plain averaging",
-            "Douillard et al., 2023",
-            "a lower loss",
-            tuple(
-                Cell(f"period {p}", c(p, "DiLoCo"), c(p, "plain averaging"), "<") for p in periods
-            ),
-            digits=4,
-        ),
-        Claim(
-            "diloco",
-            "DiLoCo does as well as synchronous training",
-            "Douillard et al., 2023",
-            "a loss within 0.02",
-            tuple(
-                Cell(f"period {p}", c(p, "DiLoCo"), c(0, "synchronous"), "=", margin=0.02)
-                for p in periods
-            ),
-            digits=4,
-        ),
-    ]
-
-
-def _elastic() -> list[Claim]:
-    def c(workers: int, period: int, method: str) -> dict:
-        return of(workers=workers, period=period, method=method)
-
-    settings = [(m, p) for m in (4, 16) for p in (1, 4, 16, 64)]
-    return [
-        Claim(
-            "elastic",
-            "EASGD is better than Downpour at long periods",
-            "Zhang et al., 2015",
-            "a lower error at periods of 16 and 64",
-            tuple(
-                Cell(f"M = {m}, period {p}", c(m, p, "EASGD"), c(m, p, "Downpour"), "<")
-                for m, p in settings
-                if p >= 16
-            ),
-        ),
-        Claim(
-            "elastic",
-            "EAMSGD is better than EASGD",
-            "Zhang et al., 2015",
-            "a lower error",
-            tuple(
-                Cell(f"M = {m}, period {p}", c(m, p, "EAMSGD"), c(m, p, "EASGD"), "<")
-                for m, p in settings
-            ),
         ),
     ]
 
@@ -449,10 +374,6 @@ CLAIMS: Sequence[Claim] = [
     *_fasgd(),
     *_delay_compensation(),
     *_momentum(),
-    *_averaging_period(),
-    *_policies(),
-    *_bmuf(),
-    *_diloco(),
-    *_elastic(),
+    *AVERAGING,
     *SYSTEMS,
 ]

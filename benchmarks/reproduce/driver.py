@@ -16,6 +16,7 @@ import setting  # isort: skip (finds the package and `runs`)
 import argparse
 import dataclasses
 import datetime
+import inspect
 import json
 import math
 import re
@@ -63,12 +64,20 @@ class Study:
 
 
 class Record:
-    """A study's file: its options, where runs were made, and the runs."""
+    """A study's file: its options, its program, where runs were made, and the runs."""
 
-    def __init__(self, study: Study, options: Mapping[str, int], path: Path | None):
+    def __init__(
+        self,
+        study: Study,
+        options: Mapping[str, int],
+        path: Path | None,
+        same_program: bool = False,
+    ):
         self.study, self.path = study, path
+        program = pages.program(Path(inspect.getfile(study.run)))
         self.content: dict[str, Any] = {
             "study": study.name,
+            "program": program,
             "tuned": list(study.tuned),
             "chosen_by": study.chosen_by,
             "options": dict(options),
@@ -84,7 +93,12 @@ class Record:
                     f"{path} has runs of other options: {found['options']}, not "
                     f"{self.content['options']}. Give another file by --results."
                 )
-            self.content = found
+            if found.get("program") != program and not same_program:
+                raise SystemExit(
+                    f"{path} has runs of an earlier version of this program. Give another file by "
+                    "--results; or, if it measures what it did, --same_program."
+                )
+            self.content = {**found, "program": program}
         self.has = {
             (evidence.key(r["condition"]), r["seed"], r["rate"]) for r in self.content["runs"]
         }
@@ -204,6 +218,11 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     parser.add_argument("--quick", action="store_true", help="a small one, of two seeds")
     parser.add_argument("--only", default="", help="conditions whose JSON this expression finds")
     parser.add_argument("--results", type=Path, help="in place of results/NAME.json")
+    parser.add_argument(
+        "--same_program",
+        action="store_true",
+        help="the program has changed since the runs in the file, and measures what it did",
+    )
     for name, (full, _) in study.options.items():
         parser.add_argument(f"--{name}", type=int, default=None, help=f"by default {full}")
     options = parser.parse_args(arguments)
@@ -220,7 +239,7 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
         listed = "\n".join(f"  {json.dumps(c)}" for c in study.conditions)
         parser.error(f"--only finds no condition: {options.only!r}. There are:\n{listed}")
     path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
-    record = Record(study, sizes, path)
+    record = Record(study, sizes, path, options.same_program)
     Driver(study, record, options, list(range(1, options.seeds + 1))).everything(options.only)
     print(pages.printed(record.content))
     return record

@@ -52,6 +52,8 @@ def unpacked(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class Results:
     """What a study's runs gave.
 
+    A condition that names a tuned field has that value alone; one that does not, the choice.
+
     Args:
         runs: each with `condition`, `seed`, `rate` and `values`, by the name of a measure.
         tuned: fields of a condition that are chosen as its rate is, such as a momentum.
@@ -82,20 +84,26 @@ class Results:
         """In the order of the runs."""
         return [json.loads(found) for found in self._found]
 
+    def _pool(self, condition: Mapping[str, Any]) -> dict[tuple, dict[int, Mapping]]:
+        """By setting and seed what was measured."""
+        pool = self._found.get(key(self.untuned(condition)), {})
+        given = {k: condition[name] for k, name in enumerate(self.tuned) if name in condition}
+        return {s: v for s, v in pool.items() if all(s[k] == given[k] for k in given)}
+
     def settings(self, condition: Mapping[str, Any]) -> list[tuple]:
         """What can be chosen: values of the tuned fields, and the rate; in ascending order."""
-        return sorted(self._found.get(key(condition), {}))
+        return sorted(self._pool(condition))
 
     def seeds(self, condition: Mapping[str, Any]) -> list[int]:
         """Those that ran at every setting."""
-        ran = [set(by_seed) for by_seed in self._found.get(key(condition), {}).values()]
+        ran = [set(by_seed) for by_seed in self._pool(condition).values()]
         return sorted(set.intersection(*ran)) if ran else []
 
     def values(
         self, condition: Mapping[str, Any], measure: str, seeds: Sequence[int] | None = None
     ) -> np.ndarray:
         """`[settings, seeds]`."""
-        pool = self._found[key(condition)]
+        pool = self._pool(condition)
         seeds = self.seeds(condition) if seeds is None else seeds
         return np.array(
             [[pool[s][seed][measure] for seed in seeds] for s in self.settings(condition)]
@@ -134,7 +142,7 @@ class Results:
         at: Mapping[str, Any] | None = None,
     ) -> np.ndarray:
         """Each seed's value at the setting that the others choose, of this condition or of `at`."""
-        pool = self._found[key(condition)]
+        pool = self._pool(condition)
         chosen = self.choices(at or condition, seeds)
         return np.array([pool[s][seed][measure] for s, seed in zip(chosen, seeds, strict=True)])
 
@@ -255,8 +263,15 @@ def said(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
     ]
 
 
-def verdict(words: Sequence[str]) -> str:
-    """Of a claim, from what its cells say: partly, where no more say the opposite."""
+def verdict(words: Sequence[str], some: bool = False) -> str:
+    """Of a claim, from what its cells say: partly, where no more say the opposite.
+
+    Of one that says it of `some` cell, one is enough, and all must say the opposite.
+    """
+    if some:
+        if YES in words:
+            return "reproduced"
+        return "not reproduced" if set(words) == {NO} else "cannot tell"
     if all(word == YES for word in words):
         return "reproduced"
     if words.count(YES) > 0 and words.count(YES) >= words.count(NO):
@@ -275,6 +290,7 @@ class Claim:
         expected: what it says, in words.
         cells: what is compared.
         digits: of differences, after the point.
+        some: whether it is said of one cell at least, in place of all.
     """
 
     study: str
@@ -283,6 +299,7 @@ class Claim:
     expected: str
     cells: tuple[Cell, ...]
     digits: int = 2
+    some: bool = False
 
 
 def shown(outcome: Outcome, digits: int) -> str:

@@ -1,6 +1,6 @@
 r"""The momentum that asynchrony brings, measured, against 1 - 1/M.
 
-    python benchmarks/reproduce/implicit_momentum.py --plot docs/images/implicit_momentum.png
+    python benchmarks/reproduce/implicit_momentum.py
 
 Mitliagkas, Zhang, Hadjis and Re (2016): M asynchronous workers without momentum behave, in the
 mean, like one with momentum 1 - 1/M, if delays are distributed exponentially:
@@ -31,17 +31,16 @@ factors on the right and s the steps on the left,
 
     (X_B' X_A + X_A' X_B) (mu, gamma) = X_B' s_A + X_A' s_B.
 
-Standard errors by the jackknife over twenty groups of runs. Then the same for mini-batches that all
-take equally long, where theory promises nothing.
+A seed has forty runs, twenty in each set. Then the same for mini-batches that all take equally
+long, where theory promises nothing. There is no rate to choose.
 """
 
-import setting  # isort: skip (finds the package and `runs`)
+import driver  # isort: skip (finds the package)
 
 from typing import Any
 
 import keras
 import numpy as np
-import runs
 import side_by_side
 import tensorflow as tf
 from keras import ops
@@ -52,7 +51,7 @@ from tf_dsgd.simulation.study import Study, timetable
 RATE, START = 0.1, 10.0
 CURVATURES = np.repeat([0.25, 0.5, 1.0, 2.0], 4)  # of as many w under one schedule
 COLUMNS = len(CURVATURES)
-GROUPS = 20
+WORKERS = (1, 2, 4, 8, 16)
 TIMES = {"exponential": tf_dsgd.Exponential(1.0), "one second": 1.0}
 
 
@@ -95,11 +94,12 @@ def length_of(workers: int) -> int:
     return 16 + 8 * workers
 
 
-def paths(workers: int, times: str, repetitions: int) -> tuple[np.ndarray, float]:
+def paths(workers: int, times: str, seed: int, repetitions: int) -> tuple[np.ndarray, float]:
     """w_0 ... w_T of each run, `[runs, T + 1, h]`; the mean staleness."""
     updates = length_of(workers)
     strategy = tf_dsgd.DownpourStrategy(local_rule="none")
-    noise = np.random.default_rng(workers).standard_normal((1 << 14, COLUMNS)).astype("float32")
+    random = np.random.default_rng([workers, seed])
+    noise = random.standard_normal((1 << 14, COLUMNS)).astype("float32")
     study = Study(
         strategy.algorithm,
         workers,
@@ -111,9 +111,9 @@ def paths(workers: int, times: str, repetitions: int) -> tuple[np.ndarray, float
     )
     kernel, path = study.model.trainable_variables[0], study.model.optimizer.path
     found = []
-    for seed in range(repetitions):
+    for number in range(repetitions):
         kernel.assign(np.full([1, COLUMNS], START, np.float32))
-        study.run(schedule(workers, times, updates, strategy, seed))
+        study.run(schedule(workers, times, updates, strategy, seed * repetitions + number))
         found.append([*path.numpy()[:, 0], kernel.numpy()[0]])
     # Of equal curvature the mean.
     return np.array(found).reshape(repetitions, updates + 1, -1, 4).mean(
@@ -160,86 +160,32 @@ def unexplained(found: np.ndarray) -> float:
     return float(np.sqrt(np.mean(rest**2) / np.mean(steps**2)))
 
 
-def measure(workers: int, times: str, repetitions: int) -> dict:
-    found, staleness = paths(workers, times, repetitions)
-    count = min(GROUPS, repetitions // 4)
-    groups = np.array_split(found, count)
-    without = np.array([fit(np.concatenate([*groups[:k], *groups[k + 1 :]])) for k in range(count)])
-    errors = np.sqrt((count - 1) / count * np.sum((without - without.mean(0)) ** 2, 0))
-    mu, gamma = fit(found)
-    return {
-        "workers": workers,
-        "times": times,
-        "repetitions": repetitions,
-        "mean_staleness": staleness,
-        "momentum": float(mu),
-        "momentum_error": float(errors[0]),
-        "rate": float(gamma),
-        "rate_error": float(errors[1]),
-        "rest": unexplained(found),
-        "mean_path": found.mean(0).tolist(),
-    }
-
-
-def report(results: list[dict]) -> str:
-    rows = [
-        [
-            str(r["workers"]),
-            r["times"],
-            f"{r['mean_staleness']:.2f}",
-            f"{r['momentum']:.4f} ± {r['momentum_error']:.4f}",
-            f"{1 - 1 / r['workers']:.4f}",
-            f"{r['rate']:.4f} ± {r['rate_error']:.4f}",
-            f"{RATE / r['workers']:.4f}",
-            f"{100 * r['rest']:.0f} %",
-        ]
-        for r in results
-    ]
-    header = ["M", "mini-batch", "mean staleness", "momentum", "1 - 1/M", "rate", "alpha / M"]
-    return runs.table([*header, "left unexplained"], rows)
-
-
-def plot(results: list[dict], path: str) -> None:
-    pyplot = setting.pyplot()
-    figure, axes = pyplot.subplots(1, 2, figsize=(8, 3.2))
-    exact = np.linspace(1, max(r["workers"] for r in results), 200)
-    axes[0].plot(exact, 1 - 1 / exact, color="0.6", label="1 - 1/M")
-    for times in dict.fromkeys(r["times"] for r in results):
-        found = [r for r in results if r["times"] == times]
-        axes[0].errorbar(
-            [r["workers"] for r in found],
-            [r["momentum"] for r in found],
-            [r["momentum_error"] for r in found],
-            fmt="o",
-            label=f"measured, {times}",
+def run(condition, seeds, rates, options) -> dict:
+    """Of each seed what its runs have in the mean."""
+    found = []
+    for seed in seeds:
+        keras.utils.clear_session()
+        workers, times = condition["workers"], condition["mini-batch"]
+        of_seed, staleness = paths(workers, times, seed, options.repetitions)
+        mu, gamma = fit(of_seed)
+        rest = 100.0 * unexplained(of_seed)
+        found.append(
+            {"momentum": mu, "rate_measured": gamma, "unexplained": rest, "staleness": staleness}
         )
-    for r in results:
-        if r["times"] == "exponential":
-            axes[1].plot(np.array(r["mean_path"])[:, 2], label=f"M = {r['workers']}")
-    axes[0].set_xlabel("M, workers")
-    axes[0].set_ylabel("momentum")
-    axes[1].set_xlabel("update")
-    axes[1].set_ylabel("mean of w, h = 1, exponential")
-    axes[1].set_xlim(0, 80)
-    for axis in axes:
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
+    return {name: [[float(each[name]) for each in found]] for name in found[0]}
 
 
-def main() -> None:
-    parser = setting.arguments(__doc__)
-    parser.add_argument("--workers", default="1,2,4,8,16")
-    parser.add_argument("--times", default="|".join(TIMES), help="of a mini-batch, by |")
-    parser.add_argument("--repetitions", type=int, default=200)
-    options = parser.parse_args()
-    results = []
-    for times in options.times.split("|"):
-        for workers in setting.numbers(options.workers):
-            results.append(measure(workers, times, options.repetitions))
-            print({k: v for k, v in results[-1].items() if k != "mean_path"}, flush=True)
-    setting.finish(options, results, report, plot)
-
+STUDY = driver.Study(
+    name="implicit_momentum",
+    conditions=[
+        {"mini-batch": times, "workers": workers} for times in TIMES for workers in WORKERS
+    ],
+    grid=lambda condition: (0, 0),
+    run=run,
+    options={"repetitions": (40, 4)},
+    seeds=8,
+    chosen_by="momentum",
+)
 
 if __name__ == "__main__":
-    main()
+    driver.main(STUDY, __doc__)

@@ -1,6 +1,6 @@
 """How much faster a replica is that lies over several machines: what a model of their time says.
 
-    python benchmarks/reproduce/machines.py --json benchmarks/reproduce/results/machines.json
+    python benchmarks/reproduce/machines.py
 
 Dean et al. (2012), figure 3: fully connected layers of 42 million parameters are 2.2 times as fast
 on 8 machines and slower on more; locally connected ones of 1.7 billion more than 12 times on 81.
@@ -16,7 +16,7 @@ The clock, and the numbers drawn at random, are those of `tf_dsgd.SimulatedClust
 not: they carry what a worker and the shards send each other, whose bytes they count in tensors.
 """
 
-import setting  # isort: skip (finds the package and `runs`)
+import driver  # isort: skip (finds the package)
 
 import collections
 import dataclasses
@@ -257,23 +257,6 @@ def solved(peak: float, speed_up: float) -> tuple[float, float]:
     return of_bytes, (1 - of_bytes) / n**2
 
 
-def speed_ups(
-    network: Sequence[Phase], alone: Sequence[Phase], of: Machines, times: int = 10
-) -> tuple[float, float]:
-    """(on paper, simulated): how much faster than one machine; the mean of `times` mini-batches."""
-    one = on_paper(alone, of)
-    found = [simulated(network, of, seed) for seed in range(times if of.spread else 1)]
-    return one / on_paper(network, of), one / float(np.mean(found))
-
-
-def of_speech(machines: int, of: Machines) -> tuple[float, float]:
-    return speed_ups(dense(LAYERS, machines), dense(LAYERS, 1), of)
-
-
-def of_images(filters: int, side: int, of: Machines) -> tuple[float, float]:
-    return speed_ups(local(filters, side), local(filters, 1), of)
-
-
 AS_ASSUMED = Machines()
 OTHERWISE = {
     "as assumed": {},
@@ -294,60 +277,52 @@ OTHERWISE = {
     "four pieces": {"pieces": 4},
 }
 SPEECH, SIDES = (2, 4, 8, 16, 32), (2, 4, 6, 9, 12)
+LARGEST = "1.7 B"
 
 
-def results() -> list[dict]:
-    """Every number of the page."""
-    found = [
-        {"network": "speech, 42 M", "machines": n, "speed_up": of_speech(n, AS_ASSUMED)}
-        for n in SPEECH
-    ]
-    found += [
-        {
-            "network": f"images, {name}",
-            "machines": side**2,
-            "speed_up": of_images(filters, side, AS_ASSUMED),
-        }
-        for name, filters in FILTERS.items()
-        for side in SIDES
-    ]
-    for name, change in OTHERWISE.items():
-        of = dataclasses.replace(AS_ASSUMED, **change)
-        speech = {n: of_speech(n, of)[1] for n in SPEECH}
-        best = max(speech, key=lambda n: speech[n])
-        images = of_images(FILTERS["1.7 B"], 9, of)[1]
-        found.append(
-            {"otherwise": name, "best": best, "at_best": speech[best]}
-            | {"at_8": speech[8], "images_at_81": images}
-        )
+def network(name: str, size: str, machines: int) -> list[Phase]:
+    if name == "speech":
+        return dense(LAYERS, machines)
+    return local(FILTERS[size], math.isqrt(machines))
+
+
+def run(condition, seeds, rates, options) -> dict:
+    """How much faster than one machine, on paper and simulated."""
+    of = dataclasses.replace(AS_ASSUMED, **OTHERWISE[condition["otherwise"]])
+    name, size, machines = (condition[k] for k in ("network", "size", "machines"))
+    one = on_paper(network(name, size, 1), of)
+    over = network(name, size, machines)
+    times = [one / simulated(over, of, seed) for seed in (seeds if of.spread else seeds[:1])]
+    if not of.spread:  # nothing hangs on chance
+        times *= len(seeds)
+    return {"simulated": [times], "on_paper": [[one / on_paper(over, of)] * len(seeds)]}
+
+
+def conditions() -> list[dict]:
+    """As assumed all networks; otherwise the one for speech, and the largest on 81 machines."""
+
+    def of(name: str, size: str, machines: int, otherwise: str = "as assumed") -> dict:
+        return {"network": name, "size": size, "otherwise": otherwise, "machines": machines}
+
+    found = [of("speech", "42 M", n) for n in SPEECH]
+    found += [of("images", size, side**2) for size in FILTERS for side in SIDES]
+    for otherwise, changed in OTHERWISE.items():
+        if changed:
+            found += [of("speech", "42 M", n, otherwise) for n in SPEECH]
+            found.append(of("images", LARGEST, 81, otherwise))
     return found
 
 
-def report(found: Sequence[dict]) -> str:
-    """The tables of the page."""
-    of_networks: dict[str, dict[int, tuple[float, float]]] = {}
-    for row in found:
-        if "network" in row:
-            of_networks.setdefault(row["network"], {})[row["machines"]] = row["speed_up"]
-    (speech, *images), lines = of_networks, []
-    for networks in ([speech], images):
-        counts = list(of_networks[networks[0]])
-        lines.append(f"| machines | {' | '.join(map(str, counts))} |")
-        lines.append("|---" * (len(counts) + 1) + "|")
-        for name in networks:
-            pairs = [f"{a:.1f}, {b:.1f}" for a, b in of_networks[name].values()]
-            lines.append(f"| {name} | {' | '.join(pairs)} |")
-        lines.append("")
-    lines += ["| | speech: best | on 8 | images, 1.7 B: on 81 |", "|---|---|---|---|"]
-    lines += [
-        f"| {row['otherwise']} | {row['at_best']:.1f} on {row['best']} | {row['at_8']:.1f} | "
-        f"{row['images_at_81']:.1f} |"
-        for row in found
-        if "otherwise" in row
-    ]
-    return "\n".join(lines)
-
+STUDY = driver.Study(
+    name="machines",
+    conditions=conditions(),
+    grid=lambda condition: (0, 0),
+    run=run,
+    options={},
+    seeds=10,
+    together=10,
+    chosen_by="simulated",
+)
 
 if __name__ == "__main__":
-    options = setting.arguments(__doc__).parse_args()
-    setting.finish(options, results(), report, None)
+    driver.main(STUDY, __doc__)

@@ -3,10 +3,14 @@
 Nothing here trains, or needs TensorFlow.
 """
 
+import ast
 import dataclasses
+import hashlib
+import io
 import json
 import math
 import statistics
+import tokenize
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from claims import CLAIMS
 from evidence import Claim, Results
 
 HERE = Path(__file__).resolve().parent
+STUDIES = tuple(dict.fromkeys(claim.study for claim in CLAIMS))
 
 
 def read(name: str) -> dict[str, Any] | None:
@@ -37,6 +42,29 @@ def known(name: str) -> dict[str, Any]:
     if content is None:
         raise ValueError(f"There are no results of {name!r}.")
     return content
+
+
+def program(path: Path) -> str:
+    """What a program says, in a few letters: without its docstrings, comments and white space.
+
+    A study's file keeps it, so that runs of an earlier version are not taken for this one's. What a
+    program imports is not in it.
+    """
+    text = path.read_text()
+    kept = [list(line) for line in text.splitlines(keepends=True)]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
+            node
+        ):
+            first = node.body[0]
+            for line in range(first.lineno - 1, first.end_lineno or first.lineno):
+                kept[line] = []
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        line = token.start[0] - 1
+        if token.type == tokenize.COMMENT and kept[line]:
+            kept[line] = kept[line][: token.start[1]]
+    said = "".join("".join("".join(line) for line in kept).split())
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
 def results_of(content: Mapping[str, Any]) -> Results:
@@ -64,7 +92,7 @@ class Judged:
     def verdict(self) -> str:
         if self.missing:
             return "not run whole"
-        return evidence.verdict([word for _, word in self.said])
+        return evidence.verdict([word for _, word in self.said], self.claim.some)
 
 
 def judged(claim: Claim, results: Results) -> Judged:
@@ -100,7 +128,8 @@ def measured(each: Judged) -> str:
     text = f"{count} of {len(words)} as expected"
     if words.count(evidence.NO):
         text += f", {words.count(evidence.NO)} the opposite"
-    first = each.outcomes[0]
+    # Of what is said of some cell, the one that says most.
+    first = min(each.outcomes, key=lambda o: o.p) if each.claim.some else each.outcomes[0]
     return f"{text}; {first.cell.title}: {evidence.shown(first, each.claim.digits)}"
 
 
@@ -114,7 +143,7 @@ def link(claim: Claim) -> str:
 
 def all_judged() -> list[Judged]:
     """Each claim whose study has results."""
-    contents = [read(study) for study in dict.fromkeys(claim.study for claim in CLAIMS)]
+    contents = [read(study) for study in STUDIES]
     return [each for content in contents if content is not None for each in claims_of(content)]
 
 
@@ -156,8 +185,35 @@ def number(values: np.ndarray) -> str:
     )
 
 
+PIVOTS = {"machines": ("network", ("size", "otherwise"), "machines")}
+"""Studies whose conditions are too many for a line each: a table for each value of the first
+field, in which the second ones make lines and the third columns; in the cells all measures."""
+
+
+def pivot(content: Mapping[str, Any]) -> str:
+    """What `PIVOTS` says of a study."""
+    results = results_of(content)
+    table_of, lines_of, columns_of = PIVOTS[content["study"]]
+    tables = []
+    conditions = results.conditions()
+    for which in dict.fromkeys(c[table_of] for c in conditions):
+        inside = [c for c in conditions if c[table_of] == which]
+        columns = sorted({c[columns_of] for c in inside})
+        lines: dict[tuple, dict[Any, str]] = {}
+        for c in inside:
+            found = [results.judged(c, m, results.seeds(c)) for m in results.measures]
+            cell = ", ".join(f"{np.mean(values):.1f}" for values in found)
+            lines.setdefault(tuple(c[name] for name in lines_of), {})[c[columns_of]] = cell
+        rows = [[*line, *(cells.get(k, "") for k in columns)] for line, cells in lines.items()]
+        header = [f"{which}: {', '.join(lines_of)}", *[""] * (len(lines_of) - 1)]
+        tables.append(table([*header, *map(str, columns)], rows))
+    return "\n\n".join(tables)
+
+
 def values_table(content: Mapping[str, Any]) -> str:
     """Of each condition what was chosen, and its measures at the choices of the other seeds."""
+    if content["study"] in PIVOTS:
+        return pivot(content)
     results = results_of(content)
     conditions = results.conditions()
     fields = list(dict.fromkeys(name for c in conditions for name in c))
@@ -186,10 +242,13 @@ def origin(content: Mapping[str, Any]) -> str:
     commands = dict.fromkeys(f"`{o['command']}`" for o in origins)
     last = origins[-1]
     dates = list(dict.fromkeys(o["date"] for o in origins))
-    return (
+    name = content["study"]
+    of_today = content.get("program") == program(HERE / f"{name}.py")
+    earlier = "" if of_today else f"**By an earlier version of `{name}.py`.** "
+    return earlier + (
         f"{', '.join(commands)}, {' and '.join(dates)}, {last['cores']} cores, {last['machine']}; "
         f"{', '.join(last['versions'])}. Raw results: "
-        f"`benchmarks/reproduce/results/{content['study']}.json`."
+        f"`benchmarks/reproduce/results/{name}.json`."
     )
 
 
@@ -215,12 +274,14 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "softsync_learning": ("rate", "n", "scaling"),
     "downpour_adagrad": ("rate", "task", "workers, optimizer"),
     "staleness_bound": ("seconds", "straggler", "bound"),
+    "implicit_momentum": ("workers", None, "mini-batch"),
     "explicit_momentum": ("rate", "workers", "momentum"),
     "warm_start": ("rate", "optimizer", "warm_start"),
     "delay_tolerance": ("delay", None, "method"),
     "fasgd": ("workers", "batch", "method"),
     "delay_compensation": ("rate", "workers", "method"),
     "averaging_period": ("rate", None, "period"),
+    "averaging_seconds": ("period", None, "workers"),
     "averaging_policies": ("period", "optimizer", "state"),
     "bmuf": ("workers", "period", "method"),
     "elastic": ("period", "workers", "method"),
@@ -240,6 +301,12 @@ LINES = {"softsync_staleness": 1e-4}
 """Studies whose claim is a number that is near zero on their vertical axis."""
 RANGES = {"softsync_learning": (0.0, 95.0)}
 """Of the vertical axis, where the worst is what matters."""
+
+
+def stamp(results: Any) -> dict[str, str]:
+    """What a plot's file says of the results that it shows."""
+    text = json.dumps(results, sort_keys=True)
+    return {"results": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
 def plot(name: str, path: str) -> None:
@@ -312,7 +379,7 @@ def plot(name: str, path: str) -> None:
         bbox_to_anchor=(1.02, 1.0),
         borderaxespad=0.0,
     )
-    figure.savefig(path, dpi=90, bbox_inches="tight")
+    figure.savefig(path, dpi=90, bbox_inches="tight", metadata=stamp(content["runs"]))
     pyplot.close(figure)
 
 

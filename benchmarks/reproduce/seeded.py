@@ -107,12 +107,23 @@ class Seeds:
         """Goes on by these; the mean loss in training so far."""
         return self._runs.train(entries)[:, 0]
 
-    def judged(self, updates: int, held: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> dict:
-        """All seeds in turn, each from its first weights on, judged at the end: `merged`."""
+    def judged(
+        self, updates: int, held: Mapping[int, tuple[np.ndarray, np.ndarray]], parts: int = 1
+    ) -> dict:
+        """All seeds in turn, each from its first weights on, judged at the end: `merged`.
+
+        And before, as `error_1` and so on, at the ends of so many equal parts.
+        """
         each = []
         for seed in self.seeds:
-            self.train(seed, updates)
-            each.append(judged(self.logits(held[seed][0]), held[seed][1]))
+            self.begin(seed)
+            whole = self.entries(seed, self.timetable(seed, updates))
+            values = {}
+            for k, part in enumerate(side_by_side.pieces(whole, parts), 1):
+                self.go(part)
+                at = judged(self.logits(held[seed][0]), held[seed][1])
+                values |= at if k == parts else {f"error_{k}": at["error"]}
+            each.append(values)
         return merged(each)
 
     @property
@@ -170,8 +181,9 @@ def taught(
     seeds: Sequence[int],
     updates: int,
     batch_size: int = teacher.BATCH,
+    parts: int = 1,
 ) -> dict:
-    """The dense task of teacher.py on `exponential` workers: what all seeds end with."""
+    """The dense task of teacher.py on `exponential` workers: `Seeds.judged`."""
     trained, held = teacher.of_seeds(seeds, batch_size * updates)
     study = Seeds(
         strategy,
@@ -182,7 +194,7 @@ def taught(
         trained,
         batch_size,
     )
-    return study.judged(updates, held)
+    return study.judged(updates, held, parts)
 
 
 def mlp(units: Sequence[int], activation: str = "relu") -> Callable[[int, Sequence[int]], list]:

@@ -1,22 +1,21 @@
 """What compressed messages bring over a real, slow link: the error after so many seconds.
 
-    python benchmarks/reproduce/slow_link.py --json slow_link.json
+    python benchmarks/reproduce/slow_link.py
 
 Strom (Interspeech 2015) compresses what workers send since links are slow. strom.py has that in
 virtual time; here two worker processes are on hosts of their own (network namespaces, so Linux and
-root), each behind a link of `--megabits` in each direction; chief and ps, which hold the weights,
+root), each behind a link of so many Mbit/s in each direction; chief and ps, which hold the weights,
 are on a third. Every case trains the same network 128-512-512-10 (333,834 parameters, 1.3 MB) for
-`--seconds` after its first epoch: SGD at one rate for all, mini-batches of 64, a push after every
-mini-batch and a fetch after every fourth, but where a case says otherwise; peers send to one
+so many seconds after its first epoch: SGD at one rate for all, mini-batches of 64, a push after
+every mini-batch and a fetch after every fourth, but where a case says otherwise; peers send to one
 another and fetch nothing. The classes are what a random network 128-16-10 says, a tenth of the
 labels are wrong; no example comes twice in 12,000 mini-batches. Held-out error and mini-batches are
 counted at the end; bytes are those of the workers' network devices, with the chief's mini-batches
 (33 KB each), TCP's and IP's headers in them.
 """
 
-import setting  # isort: skip (finds the package and `runs`)
+import driver  # isort: skip (finds the package)
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -24,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import hosts
 import keras
@@ -37,6 +35,7 @@ from tf_dsgd import compression
 SIZE, BATCH, HELD_OUT, EPOCH, MOST = 128, 64, 10_000, 32, 12_000
 RATE = 0.2
 TIMEOUT_SECONDS = 300.0
+AS_CHIEF = "--as-chief"
 PEERS = "peers, Threshold 0.064"  # of the gradient, as the others'
 
 
@@ -119,7 +118,7 @@ def train(name: str, seed: int, seconds: float) -> None:
 
 
 # -- all of it -------------------------------------------------------------------------------------
-def run(name: str, seed: int, megabits: float, seconds: float) -> dict:
+def over_links(name: str, seed: int, megabits: float, seconds: float) -> dict:
     """A cluster on hosts of its own, and what its chief and the workers' devices count."""
     with contextlib.ExitStack() as stack:
         weights, *workers = stack.enter_context(hosts.made(3))
@@ -153,13 +152,7 @@ def run(name: str, seed: int, megabits: float, seconds: float) -> dict:
             "chief",
             0,
             weights,
-            __file__,
-            "--case",
-            name,
-            "--seed",
-            str(seed),
-            "--seconds",
-            str(seconds),
+            *(__file__, AS_CHIEF, name, str(seed), str(seconds)),
         )
         deadline = threading.Timer(TIMEOUT_SECONDS + seconds, chief.kill)
         stack.callback(deadline.cancel)
@@ -174,70 +167,40 @@ def run(name: str, seed: int, megabits: float, seconds: float) -> dict:
                 moved = counts["DONE"] - counts["BEGUN"]
                 # What one worker sends another passes two of the devices.
                 found["bytes_per_mini_batch"] = round(moved / found["mini_batches"])
-                return {"case": name, "seed": seed, "megabits": megabits, **found}
+                return found
         raise RuntimeError(f"{name} ended without a result: {''.join(said)}")
 
 
-def report(results: list[dict]) -> str:
-    """Means and standard errors over the seeds."""
-    lines = []
-    for megabits in dict.fromkeys(row["megabits"] for row in results):
-        lines += [
-            f"Links of {megabits:g} Mbit/s:",
-            "",
-            "| what is sent | KB a mini-batch | mini-batches/s | error after that, % |",
-            "|---|---|---|---|",
-        ]
-        for name in CASES:
-            rows = [r for r in results if r["case"] == name and r["megabits"] == megabits]
-            if not rows:
-                continue
-            sent = [row["bytes_per_mini_batch"] / 1e3 for row in rows]
-            speed = [row["mini_batches"] / row["seconds"] for row in rows]
-            errors = [row["error"] for row in rows]
-            cells = [name, _mean(sent, 0), _mean(speed, 1), _mean(errors, 2)]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
+def run(condition, seeds, rates, options) -> dict:
+    """On a machine with nothing beside it."""
+    each = []
+    for seed in seeds:
+        found = over_links(condition["sent"], seed, condition["link"], options.for_seconds)
+        each.append(
+            {
+                "error": found["error"],
+                "mini_batches_per_second": found["mini_batches"] / found["seconds"],
+                "kilobytes_per_mini_batch": found["bytes_per_mini_batch"] / 1e3,
+            }
+        )
+    return {name: [[found[name] for found in each]] for name in each[0]}
 
 
-def _mean(values: list[float], digits: int) -> str:
-    if len(values) < 2:
-        return f"{values[0]:,.{digits}f}"
-    error = np.std(values, ddof=1) / len(values) ** 0.5
-    return f"{np.mean(values):,.{digits}f} ± {error:.{digits}f}"
-
-
-def main() -> None:
-    parser = setting.arguments(__doc__)
-    parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--megabits", default="100", help="of each link; several with commas")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--only", default="", help="a part of the cases' names")
-    parser.add_argument("--case", help=argparse.SUPPRESS)  # as the chief of one run
-    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case:
-        train(options.case, options.seed, options.seconds)
-        return
-    results = []
-    if options.json and Path(options.json).exists():  # goes on where it was cut off
-        results = json.loads(Path(options.json).read_text())["results"]
-    done = {(row["megabits"], row["seed"], row["case"]) for row in results}
-    for which in itertools.product(
-        setting.numbers(options.megabits, float), setting.numbers(options.seeds), CASES
-    ):
-        megabits, seed, name = which
-        if which in done or options.only not in name:
-            continue
-        try:
-            results.append(run(name, seed, megabits, options.seconds))
-        except PermissionError as error:
-            parser.error(f"hosts of their own need Linux, root, ip and tc. {error}")
-        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-        runs.write_json(options.json, {**runs.provenance(), "results": results})
-    setting.finish(options, results, report, None)
-
+STUDY = driver.Study(
+    name="slow_link",
+    conditions=[{"sent": name, "link": 100} for name in CASES],
+    grid=lambda condition: (0, 0),
+    run=run,
+    options={"for_seconds": (30, 5)},
+    seeds=3,
+)
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [AS_CHIEF]:
+        case, number, length = sys.argv[2:]
+        train(case, int(number), float(length))
+    else:
+        try:
+            driver.main(STUDY, __doc__)
+        except PermissionError as error:
+            raise SystemExit(f"Hosts of their own need Linux, root, ip and tc. {error}") from error

@@ -1,18 +1,18 @@
 """Bytes of compressed messages of a network of 14.6 M parameters.
 
-    python benchmarks/reproduce/strom_large.py --json strom_large.json
+    python benchmarks/reproduce/strom_large.py
 
 Strom (Interspeech 2015) trains a network of 14.6 M parameters: 58.4 MB a message dense, 0.21 MB at
 tau = 2, 4.5 KB at tau = 15; entropy coding is a further 3 times less. Here two workers train a
 network of as many (429 inputs, five hidden layers of 1,633, 2,000 classes that a random network
-gives) for `--messages` mini-batches; the second half of the messages is counted.
+gives) for `--messages` mini-batches; the second half of the messages is counted. `emitted` is the
+share of elements in per cent, `uncoded` what they take at 32 bits each, all in KB.
 """
 
-import setting  # isort: skip (finds the package and `runs`)
+import driver  # isort: skip (finds the package)
 
 import keras
 import numpy as np
-import runs
 from strom import BATCH, counted, threshold
 
 import tf_dsgd
@@ -21,12 +21,12 @@ from tf_dsgd.engine import traffic
 TAUS = (0.002, 0.004, 0.0055, 0.008, 0.016, 0.032)
 
 
-def train(tau: float, options) -> dict:
+def train(tau: float, seed: int, messages: int) -> dict[str, float]:
     """Bytes of a large network's messages."""
     keras.utils.clear_session()
-    keras.utils.set_random_seed(1)
-    random = np.random.default_rng(1)
-    count = options.messages * BATCH
+    keras.utils.set_random_seed(seed)
+    random = np.random.default_rng(seed)
+    count = messages * BATCH
     x = random.standard_normal((count, 429)).astype("float32")
     hidden = np.tanh(x @ random.standard_normal((429, 64)) / 429**0.5 * 2)
     y = np.argmax(hidden @ random.standard_normal((64, 2000)), 1)
@@ -43,46 +43,35 @@ def train(tau: float, options) -> dict:
     before = counted(strategy)
     model.fit(x[half:], y[half:], batch_size=BATCH, verbose=0)
     counts = counted(strategy) - before
-    size = float(counts[traffic.BYTES] / counts[traffic.MESSAGES])
-    emitted = float(counts[traffic.EMITTED] / counts[traffic.ELEMENTS])
-    return {
-        "tau": tau,
-        "parameters": model.count_params(),
-        "messages": int(counts[traffic.MESSAGES]),
-        "dense": float(counts[traffic.DENSE] / counts[traffic.MESSAGES]),
-        "emitted": emitted,
-        "uncoded": 4 * emitted * model.count_params(),
-        "bytes": size,
+    emitted = counts[traffic.EMITTED] / counts[traffic.ELEMENTS]
+    dense = counts[traffic.DENSE] / counts[traffic.MESSAGES]
+    coded = counts[traffic.BYTES] / counts[traffic.MESSAGES]
+    uncoded = 4.0 * emitted * model.count_params()
+    found = {
+        "emitted": 100.0 * emitted,
+        "dense": dense / 1e3,
+        "uncoded": uncoded / 1e3,
+        "coded": coded / 1e3,
+        "times_less": dense / uncoded,
+        "further": uncoded / coded,
     }
+    return {name: float(value) for name, value in found.items()}
 
 
-def report(results: list[dict]) -> str:
-    rows = [
-        [
-            f"{r['tau']:g}",
-            f"{r['dense'] / 1e6:.1f} MB",
-            f"{100 * r['emitted']:.4f} %",
-            f"{r['uncoded'] / 1e3:,.1f} KB",
-            f"{r['dense'] / r['uncoded']:,.0f}",
-            f"{r['bytes'] / 1e3:,.1f} KB",
-            f"{r['uncoded'] / r['bytes']:.2f}",
-        ]
-        for r in results
-    ]
-    heads = ["tau", "dense", "emitted", "32 bits each", "times less", "entropy coded"]
-    return runs.table([*heads, "a further times less"], rows)
+def run(condition, seeds, rates, options) -> dict:
+    found = [train(condition["tau"], seed, options.messages) for seed in seeds]
+    return {name: [[each[name] for each in found]] for name in found[0]}
 
 
-def main() -> None:
-    parser = setting.arguments(__doc__)
-    parser.add_argument("--messages", type=int, default=40)
-    options = parser.parse_args()
-    results = []
-    for tau in TAUS:
-        results.append(train(tau, options))
-        print(results[-1], flush=True)
-    setting.finish(options, results, report, lambda results, path: None)
-
+STUDY = driver.Study(
+    name="strom_large",
+    conditions=[{"tau": tau} for tau in TAUS],
+    grid=lambda condition: (0, 0),
+    run=run,
+    options={"messages": (40, 4)},
+    seeds=3,
+    chosen_by="coded",
+)
 
 if __name__ == "__main__":
-    main()
+    driver.main(STUDY, __doc__)

@@ -32,6 +32,18 @@ try:
 except KeyboardInterrupt:
     print("SAVED", flush=True)
 """
+HANDLES = """
+import signal, sys, time
+
+def end(number, _):
+    print("BY", signal.Signals(number).name, flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, end)
+time.sleep(0.5)
+print("READY", flush=True)
+sys.stdin.read()
+"""
 STUBBORN = """
 import signal, sys, time
 time.sleep(0.5)
@@ -142,8 +154,13 @@ def test_the_script_is_chief_and_lost_tasks_are_named(tmp_path):
 @pytest.mark.beside_others
 @pytest.mark.parametrize(
     ("script", "number", "code", "word"),
-    [(CATCH, signal.SIGINT, 130, "SAVED"), (TALK, signal.SIGTERM, 143, "")],
-    ids=["SIGINT", "SIGTERM"],
+    [
+        (CATCH, signal.SIGINT, 130, "SAVED"),
+        (CATCH, signal.SIGTERM, 143, "SAVED"),
+        (CATCH, signal.SIGHUP, 129, "SAVED"),
+        (HANDLES, signal.SIGTERM, 143, "BY SIGTERM"),
+    ],
+    ids=["SIGINT", "SIGTERM", "SIGHUP", "SIGTERM, handled"],
 )
 def test_a_signal_reaches_the_script_and_ends_all(tmp_path, script, number, code, word):
     with launched(tmp_path, script, "--workers", "2") as process:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd import console
 
 
 def simulated(**changes):
@@ -290,3 +291,31 @@ def test_an_operation_that_fails_on_a_worker_says_why_in_one_line(cluster):
         model.fit(ids, np.ones((4, 1)), batch_size=1, verbose=0)
     assert len(str(caught.value).splitlines()) == 1
     assert "7 is not in [0, 5)" in str(caught.value) and "table" in str(caught.value)
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_loop_over_data_that_are_not_distributed_is_refused(in_function):
+    """Else the optimizer would train in the main thread, and no worker would take part."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    def run(x):
+        strategy.run(step, (x,))
+
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="dataset that is not distributed") as caught:
+        (tf.function(run) if in_function else run)(tf.ones((4, 3)))
+    if not in_function:  # AutoGraph raises another
+        assert console.NOTHING_TRAINED in caught.value.__notes__
+    for a, b in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert strategy.steps == 0

@@ -50,21 +50,6 @@ def test_fit_throughput_prints_a_table(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_study_of_momentum_finds_it(tmp_path):
-    written = tmp_path / "results.json"
-    run_benchmark(
-        "reproduce/implicit_momentum.py",
-        *("--workers", "1,3", "--times", "exponential", "--repetitions", "80"),
-        *("--json", str(written)),
-    )
-    for result in json.loads(written.read_text())["results"]:
-        share = 1 / result["workers"]
-        assert result["momentum_error"] < 0.1
-        assert abs(result["momentum"] - (1 - share)) < 5 * result["momentum_error"]
-        assert abs(result["rate"] - 0.1 * share) < 5 * result["rate_error"]
-
-
-@pytest.mark.slow
 def test_monitor_cost_prints_a_table():
     output = run_benchmark(
         "monitor_cost.py",

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +47,10 @@ def test_what_is_tuned_is_chosen_with_the_rate(evidence):
     assert results.conditions() == [{"m": 4}]
     assert results.best({"m": 4}) == (3.0, 1.0)
     assert results.edges({"m": 4}) == (False, False)
+    given = {"m": 4, "lambda": 1.0}
+    assert results.settings(given) == [(1.0, 0.5), (1.0, 1.0), (1.0, 2.0)]
+    assert results.judged(given, "error", [1, 2]).tolist() == [4.0, 4.0]
+    assert results.judged({"m": 4}, "error", [1, 2]).tolist() == [3.0, 2.0]
 
 
 def test_holm_is_that_of_a_book(evidence):
@@ -111,6 +117,13 @@ def test_a_verdict_needs_every_cell(evidence):
     assert evidence.verdict([yes, unknown]) == evidence.verdict([yes, no]) == "partly"
     assert evidence.verdict([no, unknown]) == "not reproduced"
     assert evidence.verdict([unknown]) == "cannot tell"
+
+
+def test_what_is_said_of_some_cell_needs_one(evidence):
+    yes, no, unknown = evidence.YES, evidence.NO, evidence.UNKNOWN
+    assert evidence.verdict([yes, no, no], some=True) == "reproduced"
+    assert evidence.verdict([unknown, no], some=True) == "cannot tell"
+    assert evidence.verdict([no, no], some=True) == "not reproduced"
 
 
 def test_chance_seldom_reproduces_a_claim(evidence):
@@ -210,3 +223,44 @@ def test_a_file_of_another_study_is_left_alone(made):
     other = make(-1)
     with pytest.raises(SystemExit, match="has runs of 'made', not of 'other'"):
         play(dataclasses.replace(other, name="other"))
+
+
+def test_runs_of_an_earlier_program_are_neither_gone_on_with_nor_taken_for_its_own(
+    made, tmp_path, monkeypatch
+):
+    import pages
+
+    make, play = made
+    _, content, _ = play(make(-1), "--seeds", "2")
+    assert content["program"] == pages.program(Path(__file__))
+    earlier = json.loads((tmp_path / "made.json").read_text()) | {"program": "another"}
+    (tmp_path / "made.json").write_text(json.dumps(earlier))
+    with pytest.raises(SystemExit, match=r"earlier version of this program.*--same_program"):
+        play(make(-1))
+    _, content, calls = play(make(-1), "--seeds", "2", "--same_program")
+    assert content["program"] == "another" and calls == []  # nothing was run, nothing written
+    _, content, _ = play(make(-1), "--seeds", "3", "--same_program")
+    assert content["program"] == pages.program(Path(__file__))
+    monkeypatch.setattr(pages, "HERE", tmp_path)
+    (tmp_path / "made.py").write_text("rate = 1\n")
+    assert pages.origin(content).startswith("**By an earlier version of `made.py`.**")
+    content["program"] = pages.program(tmp_path / "made.py")
+    assert not pages.origin(content).startswith("**")
+
+
+def test_a_program_is_what_it_does(evidence, tmp_path):
+    import pages
+
+    path = tmp_path / "study.py"
+
+    def said(text):
+        path.write_text(text)
+        return pages.program(path)
+
+    first = said(
+        '"""What it is."""\nrate = 1  # a note\n\n\ndef f():\n    """Text."""\n    return "#"\n'
+    )
+    again = said('"""Said otherwise."""\nrate = 1\ndef f():\n    return (\n"#")\n')
+    assert again != first  # parentheses are of the program
+    assert said('"""Said otherwise."""\nrate = 1\ndef f():\n    return "#"\n') == first
+    assert said('"""What it is."""\nrate = 2\ndef f():\n    return "#"\n') != first

@@ -23,6 +23,8 @@ class Cluster(abc.ABC):
 
     locked_in_graph: ClassVar[bool] = False
     """Whether functions of several processes act on a shard."""
+    reads_rows_by_round: ClassVar[bool] = False
+    """Whether a worker reads rows of split tables once a round, as each reading is a call."""
     workers_can_leave: bool = False
     """Whether a worker, and what it owns, can be lost, or a straggler, while others go on."""
     runs_pipelines: ClassVar[bool] = False

@@ -91,6 +91,7 @@ class TFCluster(Cluster):
     """
 
     locked_in_graph = True
+    reads_rows_by_round = True
     workers_can_leave = True
     runs_pipelines = True
     batches_a_call = 4  # one takes some milliseconds, whatever is in it

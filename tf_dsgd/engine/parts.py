@@ -267,6 +267,7 @@ class Parts:
         if exchange.push_every == 1 or exchange.fetch_every == 1:
             outputs = self.one_step(batch(tf.constant(0)))
         else:
+            batch = self.step.before_round(steps, batch)
             first = [
                 tf.zeros([d or 0 for d in spec.shape.as_list()], spec.dtype)
                 for spec in self.step.outputs

@@ -41,6 +41,11 @@ class Step(Protocol):
     def take_batch(self, queue: tf.Tensor) -> Any:
         """The next batch of a queue."""
 
+    def before_round(
+        self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]
+    ) -> Callable[[tf.Tensor], Any]:
+        """Traces what a worker does before several steps; gives the same batches by number."""
+
     def rate(self, index: int) -> tf.Tensor:
         """The optimizer's rate for weight `index`, traced for the side that is open."""
 

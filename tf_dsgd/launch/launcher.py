@@ -32,6 +32,7 @@ from typing import IO, Any, TextIO
 
 from tf_dsgd import floods
 from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
+from tf_dsgd.launch.ending import catches, ending
 from tf_dsgd.launch.options import parse
 from tf_dsgd.launch.tied import TIE
 from tf_dsgd.resuming import (
@@ -95,6 +96,13 @@ class _Task:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
+
+    def tell_to_end(self, number: int) -> None:
+        """As Ctrl-C does, which a script can catch to save; if it catches the signal, by that.
+
+        Python ends at once by SIGTERM or SIGHUP where a script does not catch it.
+        """
+        self.send(number if self.process and catches(self.process.pid, number) else signal.SIGINT)
 
 
 class _Launcher:
@@ -236,7 +244,7 @@ class _Launcher:
                     self._told = number
                     deadline = time.monotonic() + INTERRUPT_SECONDS
                     for task in running:
-                        task.send(number)
+                        task.tell_to_end(number)
                 else:
                     deadline = time.monotonic()  # the second Ctrl-C
 
@@ -251,7 +259,7 @@ class _Launcher:
                 self._code = code
                 alone = len(self._scripts) == 1
                 if self._told is None and (code < 0 or not alone or self._lost_server):
-                    how = f"{task.name} (pid {_process(task).pid}) {_ending(code)}"
+                    how = f"{task.name} (pid {_process(task).pid}) {ending(code)}"
                     self.say(f"{how}. {self._how_to_go_on()}" if alone else how)
         return running
 
@@ -265,7 +273,7 @@ class _Launcher:
             code = None if task.process is None else task.process.poll()
             if code is None or task.process is None:
                 continue
-            how = f"{task.name} (pid {task.process.pid}) {_ending(code)}"
+            how = f"{task.name} (pid {task.process.pid}) {ending(code)}"
             task.process, self._lost_server = None, True
             if task.restarts_left > 0 and self._told is None:
                 task.restarts_left -= 1
@@ -351,15 +359,6 @@ def _received(signals: int, seconds: float | None) -> list[int]:
     """The signals that came, waiting for one."""
     ready, _, _ = select.select([signals], [], [], seconds)
     return list(dict.fromkeys(os.read(signals, 4096))) if ready else []
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 @contextlib.contextmanager

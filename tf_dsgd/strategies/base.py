@@ -45,13 +45,8 @@ from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_ste
 from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.stream import make_pull
-from tf_dsgd.strategies.variable import (
-    Kind,
-    ReplicaVariable,
-    given_what_is_not_distributed,
-    is_moving_statistic,
-    kind_of,
-)
+from tf_dsgd.strategies.tracing import given_what_is_not_distributed
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable, is_moving_statistic, kind_of
 
 
 class DistributedStrategy(tf.distribute.Strategy):

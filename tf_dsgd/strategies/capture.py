@@ -34,7 +34,7 @@ from tf_dsgd.arithmetic import Gradient, merged_rows
 from tf_dsgd.strategies.objective import Objective
 from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.rows.touched_rows import by_rows, check_lazy_options, check_split
-from tf_dsgd.strategies.variable import current_trace
+from tf_dsgd.strategies.tracing import current_trace
 
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 

@@ -27,7 +27,7 @@ from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.showing import Logs, show_only, step_of_keras
 from tf_dsgd.strategies.step import TracedStep, is_train_step
 from tf_dsgd.strategies.summary import summary_of
-from tf_dsgd.strategies.variable import Trace, tracing
+from tf_dsgd.strategies.tracing import Trace, tracing
 
 
 class HandingOut:

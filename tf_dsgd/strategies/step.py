@@ -32,8 +32,10 @@ from tf_dsgd.strategies.refused import (
     warn_of_order,
 )
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
+from tf_dsgd.strategies.rows.rounds import RowsOfRounds
 from tf_dsgd.strategies.rows.tables import Part
-from tf_dsgd.strategies.variable import Kind, ReplicaVariable, Trace, tracing
+from tf_dsgd.strategies.tracing import Trace, tracing
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _MERGED = (Kind.STATISTIC, Kind.METRIC)
 
@@ -62,7 +64,7 @@ class TracedStep:
         self._run = run
         self._optimizers = optimizers
         self._steps = steps
-        self._worker = Trace("worker", compiled=self.compiled)
+        self._worker = Trace("worker")
         self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
         self._local = algorithm.local
@@ -76,6 +78,12 @@ class TracedStep:
                 check_adds(optimizer)
         parts = steps.distribute_strategy.placement.parts
         self._laid = None if parts is None else parts.step(call, model, optimizers)
+        self._rows: RowsOfRounds | None = None
+        self._reads_ahead = (
+            steps.distribute_strategy.cluster.reads_rows_by_round
+            and min(algorithm.exchange.push_every, algorithm.exchange.fetch_every) > 1
+            and self._laid is None
+        )
         self._trace(self._laid or call)
         check_codec(algorithm.codec, self.applications)
         if self.sends == "update":
@@ -89,7 +97,6 @@ class TracedStep:
             # Now that the tables are known, trace again so that reading one copies nothing.
             for variable in sparse:
                 variable.no_copy = True
-            self._worker = Trace("worker", compiled=self.compiled)
             self._trace(self._laid or call)
 
     def _sparse_weights(self) -> list[ReplicaVariable]:
@@ -99,6 +106,8 @@ class TracedStep:
 
     def _trace(self, call: Callable[[Any], Any]) -> None:
         box: dict[str, Any] = {}
+        self._worker = Trace("worker", compiled=self.compiled)
+        self._worker.lookups = [] if self._reads_ahead else None
 
         def body(batch: Any) -> tuple[list[tf.Tensor], list[Gradient]]:
             batch = with_none(batch)
@@ -127,6 +136,12 @@ class TracedStep:
             self.function = tf.function(
                 body, autograph=False, jit_compile=self.compiled or None
             ).get_concrete_function(self.element_spec)
+        if self._worker.lookups:
+            self._rows = RowsOfRounds(self.function, self._worker.lookups)
+            if not self._rows.known:
+                self._rows, self._reads_ahead = None, False
+                self._trace(call)
+                return
         if self._laid is not None:
             self._laid.traced(self.function)
         for optimizer in self._optimizers:
@@ -237,6 +252,12 @@ class TracedStep:
         return tf.nest.map_structure(lambda x: None if x is None else next(values), self._structure)
 
     # -- what an engine asks for ------------------------------------------------------------
+
+    def before_round(
+        self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]
+    ) -> Callable[[tf.Tensor], Any]:
+        """`batch`, after the worker has read what the steps on all of them look up."""
+        return batch if self._rows is None else self._rows.read(steps, batch)
 
     def on_worker(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` in a replica context in which variables are the worker's."""

@@ -35,10 +35,7 @@ Everything read outside a worker waits for the work under way, except `CONTROL`.
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -48,6 +45,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.snapshots import Snapshots
+from tf_dsgd.strategies.tracing import check_distributed, current_trace
 from tf_dsgd.strategies.uncopied import NoCopy
 
 
@@ -61,71 +59,6 @@ class Kind(enum.Enum):
     METRIC = enum.auto()
     SLOT = enum.auto()
     CONTROL = enum.auto()
-
-
-class Trace:
-    """Which side is being traced, and what it touched."""
-
-    def __init__(self, side: str, shard: int = 0, *, compiled: bool = False):
-        self.side, self.shard = side, shard
-        self.compiled = compiled  # by XLA
-        self.touched: dict[int, ReplicaVariable] = {}
-        self.written: dict[int, ReplicaVariable] = {}
-        self.values: dict[int, tf.Tensor] = {}
-        """What is read in place of variables, by their ids."""
-        self.rewritten: set[int] = set()
-        self.assigned: set[int] = set()
-        """Variables written otherwise than row by row; and those not only added to."""
-        self.part: int | None = None
-        """While a layer is traced that was placed on a part of the worker: which."""
-        self.view: Any = None
-        """While an optimizer's update of some rows is traced: those rows."""
-
-
-class _Current(threading.local):
-    trace: Trace | None = None
-    undistributed = False
-
-
-_current = _Current()
-
-
-def current_trace() -> Trace | None:
-    """What this thread traces now."""
-    return _current.trace
-
-
-@contextlib.contextmanager
-def tracing(trace: Trace) -> Iterator[Trace]:
-    """Makes every `ReplicaVariable` resolve to the traced side, in this thread."""
-    before, _current.trace = _current.trace, trace
-    try:
-        yield trace
-    finally:
-        _current.trace = before
-
-
-@contextlib.contextmanager
-def given_what_is_not_distributed() -> Iterator[None]:
-    """Within, an optimizer of this thread is refused: it would train where no worker takes part."""
-    _current.undistributed = True
-    try:
-        yield
-    finally:
-        _current.undistributed = False
-
-
-def check_distributed() -> None:
-    """Raises a ValueError in an optimizer's `apply` within `given_what_is_not_distributed`."""
-    if not _current.undistributed or _current.trace is not None:
-        return
-    if isinstance(_tf.creating_object(), keras.optimizers.Optimizer):  # in its `apply`
-        raise ValueError(
-            "strategy.run was given a batch of a dataset that is not distributed, and its "
-            "function trains: no worker would take part. Loop over "
-            "strategy.experimental_distribute_dataset(dataset), and pass its elements to "
-            "strategy.run."
-        )
 
 
 class ReplicaVariable(_tf.BaseResourceVariable):
@@ -186,7 +119,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     @property
     def handle(self) -> tf.Tensor:
         """The resource that operations now being traced or run act on."""
-        trace = _current.trace
+        trace = current_trace()
         if trace is None:
             if tf.executing_eagerly() and self.kind is not Kind.CONTROL:
                 self.distribute_strategy.settle()
@@ -246,8 +179,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return self.part
         if isinstance(self.beside, ReplicaVariable):
             return self.beside.on_workers().part
-        part = None if _current.trace is None else _current.trace.part
-        return 0 if part is None else part
+        trace = current_trace()
+        return 0 if trace is None or trace.part is None else trace.part
 
     @property
     def momentum(self) -> float | None:
@@ -315,10 +248,10 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     # -- reading ----------------------------------------------------------------------------
 
     def _outside(self) -> bool:
-        return _current.trace is None and tf.executing_eagerly()
+        return current_trace() is None and tf.executing_eagerly()
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        trace = _current.trace
+        trace = current_trace()
         if trace is not None and id(self) in trace.values:
             return trace.values[id(self)]
         if trace is not None and trace.view is not None and trace.view.has(self):
@@ -350,7 +283,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return tf.add_n(values) / len(values) if has_mean else self.primary.read_value()
 
     def _read_without_copy(self) -> bool:
-        trace = _current.trace
+        trace = current_trace()
         # What XLA compiles reads every variable where it is.
         return self.no_copy and trace is not None and trace.side == "worker" and not trace.compiled
 
@@ -396,7 +329,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     # -- writing ----------------------------------------------------------------------------
 
     def _write(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        trace = _current.trace
+        trace = current_trace()
         if trace is not None and trace.view is not None and trace.view.has(self):
             trace.view.write(self, method, args[0] if args else kwargs["value"])
             return self

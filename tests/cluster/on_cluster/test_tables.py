@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 import tf_dsgd
 from tests import faults, helpers
@@ -42,6 +43,33 @@ def test_every_row_on_every_shard_counts_what_named_it():
             assert f"task:{s}" in part.primary.device
             np.testing.assert_array_equal(part.primary.numpy(), want[s::2])
         helpers.assert_ledger_balances(strategy)
+
+
+@pytest.mark.parametrize("pipelines", [False, True])
+def test_a_round_reads_its_rows_before_its_first_step(pipelines):
+    """No step has an operation on a ps; and each row counts what named it, in short rounds, too."""
+    rows = 101
+    strategy = tf_dsgd.DownpourStrategy(
+        push_every=3, fetch_every=3, placement={"table/.*": tf_dsgd.Rows()}
+    )
+    built = model(strategy, rows)
+    given = {"x": numbers(rows), "y": numbers(rows), "batch_size": 8}
+    if pipelines:
+
+        def dataset_fn(context):
+            ids = tf.random.stateless_uniform((128, 2), [context.input_pipeline_id, 1], 0, rows)
+            ids = tf.cast(ids, tf.int32)
+            return tf.data.Dataset.from_tensor_slices((ids, ids)).batch(8)
+
+        given = {"x": strategy.distribute_datasets_from_function(dataset_fn)}
+    built.fit(**given, epochs=2, shuffle=not pipelines, verbose=0)
+    assert strategy.steps == 64
+    # Each example names two rows, and adds an eighth to each.
+    np.testing.assert_array_equal(built.get_weights()[0].sum(0), np.full(WIDTH, 2 * 256 * 2 / 8))
+    (program,) = strategy.batches.programs
+    step = program.program.step.function.graph
+    assert not [op.name for op in step.get_operations() if "job:ps" in op.device]
+    helpers.assert_ledger_balances(strategy)
 
 
 class Shifted(keras.layers.Layer):

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tf_dsgd import _tf_parts
 from tf_dsgd.engine.state import Replicated, Store
 from tf_dsgd.strategies.parts.parts_table import Edge
-from tf_dsgd.strategies.variable import current_trace
+from tf_dsgd.strategies.tracing import current_trace
 
 
 class Laying:

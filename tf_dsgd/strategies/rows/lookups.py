@@ -16,15 +16,17 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_gradient
+from tf_dsgd.strategies.rows import reading
 from tf_dsgd.strategies.rows.tables import SplitTable
-from tf_dsgd.strategies.variable import current_trace
+from tf_dsgd.strategies.tracing import current_trace
 
 
 def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     """Rows of a table, `[*ids.shape, *row]`, read where they are; their gradient is sparse.
 
-    Each row is read once, however often it is named, and without the lock of its shard. Outside a
-    step a drain comes first, as before any reading.
+    Each row is read once, however often it is named, and without the lock of its shard; where it
+    is on another task, those of a whole round before its first step (`rounds.py`). Outside a step a
+    drain comes first, as before any reading.
     """
     trace = current_trace()
     if trace is not None and trace.side == "worker" and _tf.is_in_branch_or_loop():
@@ -39,35 +41,18 @@ def lookup(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     row = table.shape.as_list()[1:]
     flat = tf.reshape(ids, [-1])
     shape = tf.concat([tf.shape(ids), row], 0)
-    in_table = (flat >= 0) & (flat < table.shape[0])
-    said = f"The table {table.name} has rows 0 to {table.shape[0] - 1}. Received the ids"
-    check = tf.debugging.Assert(
-        tf.reduce_all(in_table), [said, tf.boolean_mask(flat, tf.logical_not(in_table))]
-    )
-    with tf.control_dependencies([check] if check is not None else []):  # None: it ran eagerly
-        flat = tf.identity(flat)
-
-    found = tf.reshape(_gathered(table, flat), shape)
+    if trace is not None and trace.lookups is not None:
+        trace.lookups.append((table, flat))
+        found = reading.kept(table, flat)
+    else:
+        flat = reading.within(table, flat)
+        named, place = tf.unique(flat)
+        (rows,) = reading.from_shards([table], [named])
+        found = tf.gather(rows, place)
+    found = tf.reshape(found, shape)
     whole = tf.constant(table.shape.as_list(), flat.dtype)
     found = _tf_gradient.rows_of_table(found, table.handle, flat, whole)
     return tf.ensure_shape(found, [*ids.shape, *row])
-
-
-def _gathered(table: SplitTable, flat: tf.Tensor) -> tf.Tensor:
-    named, place = tf.unique(flat)
-    n = len(table.parts)
-    owner = tf.cast(named % n, tf.int32)
-    rows = tf.dynamic_partition(named // n, owner, n)
-    where = tf.dynamic_partition(tf.range(tf.size(named)), owner, n)
-    found = []
-    for part, indices in zip(table.parts, rows, strict=True):
-        with tf.device(part.primary.device):
-            found.append(
-                tf.raw_ops.ResourceGather(
-                    resource=part.primary.handle, indices=indices, dtype=table.dtype
-                )
-            )
-    return tf.gather(tf.dynamic_stitch(where, found), place)
 
 
 def _table_of(value: Any) -> SplitTable | None:

@@ -26,8 +26,9 @@ from tf_dsgd.checks import called
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.rows.blocks import Blocks, rows_of_block
+from tf_dsgd.strategies.tracing import check_distributed, current_trace
 from tf_dsgd.strategies.uncopied import NoCopy
-from tf_dsgd.strategies.variable import Kind, check_distributed, current_trace
+from tf_dsgd.strategies.variable import Kind
 
 # A table of as many bytes is worth a line when all of it is read.
 _LARGE = 256_000_000
@@ -230,6 +231,20 @@ class SplitTable:
                     tf.zeros(row, self.dtype), device="CPU:0", name="tape"
                 )
         return self._tape_handle.handle
+
+    def of_round(self) -> tuple[Replicated, Replicated]:
+        """Of each worker the ids whose rows it has read for a round, ascending, and these rows."""
+        store = self.distribute_strategy.engine.store
+        row = self.shape.as_list()[1:]
+
+        def cell(name: str, dtype: tf.DType, row: Sequence[int]) -> Replicated:
+            def make() -> Replicated:
+                none = np.zeros([0, *row], dtype.as_numpy_dtype)
+                return store.replicate(lambda _: none, dtype=dtype, shape=[None, *row], name=name)
+
+            return store.cell((name, self._unique_id), make)
+
+        return cell("ids_of_round", tf.int64, []), cell("rows_of_round", self.dtype, row)
 
     def check_in_step(self) -> None:
         """Raises a TypeError where no shard's update is traced, as in `train_on_batch`."""

@@ -22,7 +22,8 @@ import tensorflow as tf
 from tf_dsgd import _tf, arithmetic
 from tf_dsgd.console import say
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
-from tf_dsgd.strategies.variable import ReplicaVariable, current_trace
+from tf_dsgd.strategies.tracing import current_trace
+from tf_dsgd.strategies.variable import ReplicaVariable
 
 _ELEMENTWISE = {
     getattr(keras.optimizers, name)
