@@ -81,6 +81,13 @@ FLOODS = [
     'File "site-packages/keras/src/trainer.py", line 399, in fit\n'
     "\ttf2xla conversion failed while converting __inference__one_step_13213[].\n"
     "\t [[StatefulPartitionedCall]]\n",
+    "E0000 00:00:1795814386.470245   27116 grpc_util.h:104] Truncated error message: "
+    "INVALID_ARGUMENT: 2 root error(s) found.\n"
+    "  (0) INVALID_ARGUMENT: {{function_node __inference_whole_round_1654}} Detected unsupported\n"
+    "The op is created at: \ndummy_file_name:10:dummy_function_name\n"
+    "\ttf2xla conversion failed while converting __inference__one_step_670[].\n"
+    "  (1) INVALID_ARGUMENT: {{function_node __inference_whole_round_1654}} Detected unsupported\n"
+    "0 successful operations.\n0 derived errors ignored.\n",
 ]
 OWN = [
     "an epoch\nAdditional GRPC error information from remote target: a user's\n\t [[1 2]]\n",
@@ -100,6 +107,7 @@ OWN = [
     "E0000 00:00:1795684551.952646   28387 context.cc:911] Failed to remove a file\n",
     "E0000 00:00:1795685201.238889   10607 utils.cc:181] NOT_FOUND: a device of the user's\n",
     'it reads\nFile "a.py", line 3, of a user\'s\n',
+    "  (1) a user's own\n3 successful operations\n",
 ]
 SCRIPT = f"""
 import os, sys

@@ -122,6 +122,8 @@ _FLOODS = (
     r"OP_REQUIRES failed at collective_ops\.cc",
     # XLA cannot compile a step, which the error says in a line, too; a stack of calls comes after.
     r"OP_REQUIRES failed at xla_ops\.cc",
+    # An error of several causes is longer than what gRPC sends; the chief says it.
+    "Truncated error message:",
 )
 # The same, at every start.
 _GREETINGS = (
@@ -146,7 +148,8 @@ FLOOD_TAILS = (
     "Additional GRPC error information from remote target|:[A-Z_]+:Error received from peer|"
     r"\t \[\[|This could happen if the remote target has been disconnected|"
     "To enable the following instructions:|The error could be from a previous operation|"
-    'The op is created at:|Stack trace for op definition|File "|\ttf2xla conversion failed'
+    'The op is created at:|Stack trace for op definition|File "|dummy_file_name:|'
+    r"\ttf2xla conversion failed|  \(\d+\) [A-Z_]+: |\d+ (?:successful operations|derived errors)"
 )
 """Matches the lines that may follow one."""
 FLOOD_RAISED = _SAYS.replace(r"\w+\.(?:cc|h)", r"op_kernel\.cc") + r"[A-Z_]+: ([A-Za-z_][\w.]*:.*)$"
@@ -159,6 +162,13 @@ FLOOD_GREETINGS = "|".join(
     (*_GREETINGS, "All log messages before absl::", "To enable the following instructions:")
 )
 """Is found in those of them that alone are no reason for a file."""
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """What AutoGraph raised again, with the code of a tf.function in its message, as it was."""
+    while str(error).startswith("in user code:") and error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def in_a_line(message: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tf_dsgd import floods, resuming
-from tf_dsgd._tf_errors import WHOLE
+from tf_dsgd._tf_errors import WHOLE, as_raised
 
 NOTHING_TRAINED = "Nothing was trained."
 """The note of an error that comes before training, of what a user gave or of another task."""
@@ -46,7 +46,7 @@ def end_scripts_in_a_line(
         return  # somebody else's, who knows why
 
     def hook(kind: type[BaseException], error: BaseException, where: Any) -> None:
-        said = _as_raised(error)
+        said = as_raised(error)
         known = bool(_said_in_a_line.intersection(getattr(said, "__notes__", ())))
         interrupted = kind is KeyboardInterrupt and _trains(where)
         if not known and not interrupted:
@@ -70,13 +70,6 @@ def end_scripts_in_a_line(
 
     hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-
-
-def _as_raised(error: BaseException) -> BaseException:
-    """What AutoGraph raised again, with the code of a tf.function in its message, as it was."""
-    while str(error).startswith("in user code:") and error.__context__ is not None:
-        error = error.__context__
-    return error
 
 
 @contextlib.contextmanager

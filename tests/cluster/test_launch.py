@@ -176,6 +176,26 @@ def test_a_signal_reaches_the_script_and_ends_all(tmp_path, script, number, code
 
 @pytest.mark.slow
 @pytest.mark.beside_others
+def test_a_launcher_in_the_background_of_a_shell_lets_the_script_save(tmp_path):
+    """Such a shell has it ignore SIGINT; SIGTERM is still Ctrl-C to the script."""
+    path = tmp_path / "train.py"
+    path.write_text(CATCH)
+    ignoring = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    program = (sys.executable, *MODULE, "--workers", "1", str(path))
+    with processes.started(
+        "-c", f"{ignoring}os.execv(sys.argv[1], sys.argv[1:])", *program, warm=False
+    ) as process:
+        process.line_with("READY")
+        family = process.descendants()
+        process.send(signal.SIGINT)
+        process.send(signal.SIGTERM)
+        assert process.wait(10.0)[0] == 143, process.text
+        assert "SAVED" in process.text
+        assert processes.gone(family) == []
+
+
+@pytest.mark.slow
+@pytest.mark.beside_others
 def test_ctrl_c_in_a_terminal_reaches_the_script_once(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(IN_A_TERMINAL)

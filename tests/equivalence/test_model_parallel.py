@@ -16,7 +16,7 @@ from tf_dsgd.strategies.parts import cutting
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(660)  # one test here, and all tests of a folder there
+@pytest.mark.timeout(1060)  # one test here, and all tests of a folder there
 @pytest.mark.parametrize("tier", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_on_four_devices(tier):
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", tier]
@@ -33,7 +33,7 @@ def test_on_four_devices(tier):
         ),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1000,
         check=False,
     )
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]

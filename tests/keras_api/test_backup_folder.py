@@ -243,14 +243,15 @@ def test_a_wrong_choice():
         tf_dsgd.callbacks.BackupAndRestore("folder", on_error="go")
 
 
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["../outside", "..", ""])
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, name):
     train(tmp_path, epochs=1)
     (folder,) = tmp_path.glob("checkpoint-*")
     (tmp_path / "outside").write_text("{}")
     content = json.loads((folder / "manifest.json").read_text())
     content.pop("digest")
-    content["files"]["../outside"] = checkpoint_files._measure(tmp_path / "outside")
+    content["files"][name] = checkpoint_files._measure(tmp_path / "outside")
     content["digest"] = checkpoint_files._digest(content)
     (folder / "manifest.json").write_text(checkpoint_files._text(content))
-    with pytest.raises(ValueError, match="is no manifest of a checkpoint"):
+    with pytest.raises(ValueError, match="names a file outside of its folder"):
         train(tmp_path, epochs=2)

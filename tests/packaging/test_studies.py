@@ -14,7 +14,8 @@ from tests.packaging.repository import ROOT
 
 @pytest.fixture
 def reproduce(monkeypatch):
-    """The programs of that directory can be imported."""
+    """The programs of that directory can be imported, and what they import of the one above."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "reproduce"))
 
 

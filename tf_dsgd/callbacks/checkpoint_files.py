@@ -344,14 +344,15 @@ class Checkpoints:
                 raise TypeError(kinds)
             if not all(isinstance(each, dict) for each in manifest["files"].values()):
                 raise TypeError(manifest["files"])
-            if any(Path(name).name != name for name in manifest["files"]):
-                raise ValueError("A file's name leads out of the folder.")
+            outside = [name for name in manifest["files"] if not _is_within(name)]
             whole = _text({**manifest, "digest": given}) == raw.decode()
             whole = whole and given == _digest(manifest)
         except OSError as error:
             raise _torn(path, f"cannot be read ({error.strerror})", self._keep) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _torn(path, "is no manifest of a checkpoint", self._keep) from error
+        if outside:
+            raise _torn(path, f"names a file outside of its folder, {outside[0]!r}", self._keep)
         if not whole:
             raise _torn(path, "is not as it was written", self._keep)
         if manifest["format"] != FORMAT:
@@ -408,6 +409,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 "cannot hold. Make it outside of the strategy's scope."
             )
     np.savez(path, **arrays)  # type: ignore[arg-type]
+
+
+def _is_within(name: str) -> bool:
+    """Whether it is the name of a file, and no path that leads elsewhere."""
+    return bool(name) and name != ".." and Path(name).name == name
 
 
 def _torn(path: Path, what: str, keep: int) -> TornCheckpoint:

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import IO, Any, TextIO
 
 from tf_dsgd import floods
@@ -132,11 +132,11 @@ class _Launcher:
 
     def run(self) -> int:
         """The exit code."""
-        with _wakeups() as signals:
+        with _wakeups() as (signals, ignored):
             try:
                 for task in [*self._servers, *self._scripts]:
                     self._start(task)
-                self._watch(signals)
+                self._watch(signals, ignored)
             finally:
                 self._end()
         if self._told is not None:
@@ -221,7 +221,7 @@ class _Launcher:
             sink.buffer.write(piece)
             sink.buffer.flush()
 
-    def _watch(self, signals: int) -> None:
+    def _watch(self, signals: int, ignored: Collection[int]) -> None:
         """Until the scripts have ended, or a while after one of them failed."""
         deadline: float | None = None
         while running := self._running_scripts():
@@ -240,6 +240,8 @@ class _Launcher:
             for number in _received(signals, left):
                 if number == signal.SIGCHLD:
                     self._look_after_servers()
+                elif number in ignored:
+                    continue
                 elif self._told is None:
                     self._told = number
                     deadline = time.monotonic() + INTERRUPT_SECONDS
@@ -342,17 +344,29 @@ def _terminal_input() -> bool:
 
 
 @contextlib.contextmanager
-def _wakeups() -> Iterator[int]:
-    """A file descriptor that tells which signals came, one byte each, to wait on with `select`."""
+def _wakeups() -> Iterator[tuple[int, Collection[int]]]:
+    """A file descriptor that tells which signals came, one byte each, to wait on with `select`.
+
+    And which of them are to be passed over. A signal that is ignored here is in the script, too: so
+    is SIGINT where a shell started the launcher in the background, and a script could not be told
+    to end by it.
+    """
     read, write = os.pipe()
     os.set_blocking(write, False)
     os.set_blocking(read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    ignored = {n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_ignored(n)}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" in scripts ask for
+        if number not in ignored or number == signal.SIGINT:
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    yield read  # the process exits after this; handlers stay, or a late Ctrl-C shows a traceback
+    # The process exits after this; handlers stay, or a late Ctrl-C shows a traceback.
+    yield read, ignored
+
+
+def _is_ignored(number: int) -> bool:
+    """As nohup, and "&" in scripts, ask for."""
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def _received(signals: int, seconds: float | None) -> list[int]:
