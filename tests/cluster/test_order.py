@@ -36,7 +36,7 @@ def test_no_operation_on_a_variable_is_without_order_and_none_of_a_shard_without
         for graph in graphs(tmp_path, function):
             assert graph.without_order() == [], function
             of_shards = {n for n in graph.on_resources() if "/job:ps" in graph.device(n)}
-            lookups = {name for name in graph.all("ResourceGather") if "embedding" in name}
+            lookups = {name for name in graph.all("ResourceGather") if "lookup" in name}
             assert {n for n in of_shards if not graph.is_under_lock(n)} == of_shards & lookups
             seen += len(of_shards - lookups) > 0
     assert seen >= len(dumped_graphs.STRATEGIES)

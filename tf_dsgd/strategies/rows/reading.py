@@ -66,7 +66,9 @@ def _of_one(tables: Sequence[SplitTable], rows: Sequence[tf.Tensor], shard: int)
 
 
 def _gather(part: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.ResourceGather(resource=part.handle, indices=rows, dtype=part.dtype)
+    return tf.raw_ops.ResourceGather(
+        resource=part.handle, indices=rows, dtype=part.dtype, name="lookup"
+    )
 
 
 def keep(tables: Sequence[SplitTable], ids: Sequence[tf.Tensor]) -> None:
