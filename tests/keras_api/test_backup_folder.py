@@ -243,7 +243,7 @@ def test_a_wrong_choice():
         tf_dsgd.callbacks.BackupAndRestore("folder", on_error="go")
 
 
-@pytest.mark.parametrize("name", ["../outside", "..", ""])
+@pytest.mark.parametrize("name", ["../outside", "..", "", "nul\0x"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path, name):
     train(tmp_path, epochs=1)
     (folder,) = tmp_path.glob("checkpoint-*")

@@ -413,7 +413,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _is_within(name: str) -> bool:
     """Whether it is the name of a file, and no path that leads elsewhere."""
-    return bool(name) and name != ".." and Path(name).name == name
+    return name not in ("", "..") and "\0" not in name and Path(name).name == name
 
 
 def _torn(path: Path, what: str, keep: int) -> TornCheckpoint:
