@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
-from tests.equivalence import twin
+from tests.equivalence import test_tables, twin
 from tests.equivalence.test_tables import ROWS, SGD, SPLIT, WIDTH, ids, model, targets
 
 pytestmark = pytest.mark.medium
@@ -29,27 +29,18 @@ def rounds_of(strategy):
     return program.program.step._rows
 
 
-def inner(graph):
-    """All graphs in it, itself included."""
-    yield graph
-    for operation in graph.get_operations():
-        for name in ("_true_graph", "_false_graph", "_body_graph"):
-            if hasattr(operation, name):
-                yield from inner(getattr(operation, name))
-
-
 def gathers(function):
-    """Devices from which a function reads rows of the table's parts, or of the worker's own."""
-    found = [op for g in inner(function.graph) for op in g.get_operations()]
-    return sum(op.type == "ResourceGather" for op in found)
+    """How many operations in it, and in its branches and loops, read rows of a variable."""
+    graphs = (function.graph, *test_tables.inner(function.graph))
+    return sum(op.type == "ResourceGather" for graph in graphs for op in graph.get_operations())
 
 
 @pytest.mark.parametrize("pipelines", [False, True])
-def test_two_lookups_of_one_table_are_one_reading_of_a_round(pipelines):
+def test_two_lookups_of_one_table_are_one_reading_of_a_round(pipelines, monkeypatch):
     """The same is trained where each step reads its own rows; the last round is short."""
     made = []
     for reads_ahead in (True, False):
-        tf_dsgd.LocalCluster.reads_rows_by_round = reads_ahead
+        monkeypatch.setattr(tf_dsgd.LocalCluster, "reads_rows_by_round", reads_ahead)
         strategy = downpour()
         with strategy.scope():
             built = model(keras.optimizers.Adagrad(0.1))

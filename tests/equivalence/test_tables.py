@@ -211,7 +211,7 @@ def test_no_operation_of_the_whole_table_is_in_a_round(strategy_of):
     (program,) = strategy.batches.programs
     parts = program.program
     functions = [parts.one_step, parts.collection, parts.wrapping, *parts.receiving, *parts.reading]
-    graphs = [g for f in functions for g in (f.graph, *_inner(f.graph))]
+    graphs = [g for f in functions for g in (f.graph, *inner(f.graph))]
     operations = [operation for graph in graphs for operation in graph.get_operations()]
     assert any(operation.type == "ResourceGather" for operation in operations)
     assert sum(operation.type.startswith("ResourceScatter") for operation in operations) >= 3
@@ -219,12 +219,13 @@ def test_no_operation_of_the_whole_table_is_in_a_round(strategy_of):
     assert not [t for t in outputs if t.shape.rank and t.shape[0] == 7919]
 
 
-def _inner(graph):
+def inner(graph):
+    """The graphs of its branches and loops."""
     for operation in graph.get_operations():
         for name in ("_true_graph", "_false_graph", "_body_graph"):
             if hasattr(operation, name):
                 yield getattr(operation, name)
-                yield from _inner(getattr(operation, name))
+                yield from inner(getattr(operation, name))
 
 
 @BOTH

@@ -64,7 +64,6 @@ class TracedStep:
         self._run = run
         self._optimizers = optimizers
         self._steps = steps
-        self._worker = Trace("worker")
         self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
         self._local = algorithm.local
