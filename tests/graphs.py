@@ -1,6 +1,8 @@
 """What is done before what in a graph that TensorFlow has optimized."""
 
 WRITE = ("Assign", "Scatter", "Apply")
+# Of a lock's token.
+TAKEN, GIVEN = "ResourceAccumulatorTakeGradient", "ResourceAccumulatorApplyGradient"
 
 
 class Graph:
@@ -27,6 +29,7 @@ class Graph:
             name
             for name, node in self._nodes.items()
             if node.op.startswith("Resource") or node.op.endswith("VariableOp")
+            if not node.op.startswith("ResourceAccumulator")
         }
 
     def before(self, name):
@@ -40,9 +43,18 @@ class Graph:
     def is_under_lock(self, name):
         """Whether it begins after a lock is held, and is over before that lock is given back."""
         return any(
-            name in self.before(unlocked) and set(self._inputs[unlocked]) & self.before(name)
-            for unlocked in self.all("ConsumeMutexLock")
+            taken in self.before(name) and name in self.before(self._given_back(taken))
+            for taken in self.all(TAKEN)
         )
+
+    def _given_back(self, taken):
+        """Where a lock is given back that is taken there: the first time after that."""
+        ends = [
+            given
+            for given in self.all(GIVEN)
+            if self._inputs[given][0] == self._inputs[taken][0] and taken in self.before(given)
+        ]
+        return min(ends, key=lambda given: len(self.before(given)))
 
     def without_order(self):
         """Pairs of operations on a variable, one of which writes, that may run in either order."""

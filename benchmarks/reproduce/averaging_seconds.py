@@ -2,10 +2,10 @@
 
     python benchmarks/reproduce/averaging_seconds.py
 
-contenders.py's MLP 784-512-512-10, batch 64, two local workers, each period beside plain `fit`; all
-in one process, an epoch of each in turn: a slow minute of the machine hits all alike. A `seed` is
-one turn. To be run on a machine with nothing beside it. What longer periods cost in accuracy is
-averaging_period.py's.
+contenders.py's MLP 784-512-512-10, batch 64, two local workers, each period beside plain `fit` with
+`steps_per_execution` of 1 and 20; all in one process, an epoch of each in turn: a slow minute of
+the machine hits all alike. A `seed` is one turn. To be run on a machine with nothing beside it.
+What longer periods cost in accuracy is averaging_period.py's.
 """
 
 import driver  # isort: skip (finds the package)
@@ -20,12 +20,13 @@ import contenders
 import tf_dsgd
 
 PERIODS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PLAIN = {"plain": 1, "plain, 20 a call": 20}  # steps_per_execution
 
 
 class Contender:
-    """A model that is trained on this machine, an epoch at a time; `period` 0 is plain Keras."""
+    """A model that is trained on this machine, an epoch at a time; one of PLAIN is plain Keras."""
 
-    def __init__(self, period: int, examples: int):
+    def __init__(self, workers: str, period: int, examples: int):
         x, y = contenders.make_data(contenders.Spec(examples=examples))
         self.data = {"x": x, "y": y}
         scope: Any = contextlib.nullcontext()
@@ -33,7 +34,8 @@ class Contender:
             cluster = tf_dsgd.LocalCluster(2)
             scope = tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=period).scope()
         with scope:
-            self.model = contenders.build_model(contenders.Spec())
+            at_once = PLAIN.get(workers, 1)
+            self.model = contenders.build_model(contenders.Spec(steps_per_execution=at_once))
         self.epoch()  # traces
 
     def epoch(self) -> dict[str, float]:
@@ -51,15 +53,15 @@ contender = functools.cache(Contender)
 
 
 def run(condition, seeds, rates, options) -> dict:
-    found = [contender(condition["period"], options.examples).epoch() for _ in seeds]
+    found = [contender(**condition, examples=options.examples).epoch() for _ in seeds]
     return {name: [[each[name] for each in found]] for name in found[0]}
 
 
 STUDY = driver.Study(
     name="averaging_seconds",
     conditions=[
-        {"workers": 1, "period": 0},  # plain Keras
-        *({"workers": 2, "period": period} for period in PERIODS),
+        *({"workers": plain, "period": 0} for plain in PLAIN),
+        *({"workers": "two", "period": period} for period in PERIODS),
     ],
     grid=lambda condition: (0, 0),
     run=run,

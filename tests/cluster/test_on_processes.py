@@ -25,6 +25,7 @@ ON_CLUSTER = (
     "call_sizes",
     "compression",
     "delay_tolerant",
+    "hogwild",
     "pipelines",
     "shards",
     "tables",

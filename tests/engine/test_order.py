@@ -10,7 +10,7 @@ import tensorflow as tf
 # The graphs that ran are told of by the eager context alone. TF 2.21.
 from tensorflow.python.eager import context  # noqa: TID251
 
-from tests.graphs import Graph
+from tests.graphs import GIVEN, TAKEN, Graph
 from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithms.hogwild import AddInPlace
 from tf_dsgd.engine.row_locks import RowLocks
@@ -24,7 +24,8 @@ class Optimized(Graph):
         context.enable_graph_collection()
         self.result = function(*inputs)
         graphs = [g.post_optimization_graph for g in context.export_run_metadata().function_graphs]
-        (graph,) = (g for g in graphs if any(n.op == "ConsumeMutexLock" for n in g.node))
+        ends = ("ConsumeMutexLock", GIVEN)
+        graph = max(graphs, key=lambda g: sum(n.op in ends for n in g.node))
         super().__init__(graph)
 
 
@@ -61,15 +62,15 @@ def test_all_of_a_message_is_under_the_lock():
     shard = made(remote=True)
     graph = Optimized(sending(shard, apply), *MESSAGE)
     assert bool(graph.result) and weight.numpy().tolist() == [0.5] * 4
-    (lock,), (unlocked,) = graph.all("MutexLock"), graph.all("ConsumeMutexLock")
+    (lock,), (unlocked,) = graph.all(TAKEN), graph.all(GIVEN)
     touching = graph.on_resources()
-    assert len(touching) == 7  # row, version; weight, version, steps, staleness, row
+    assert len(touching) == 8  # turns, row, version; weight, version, steps, staleness, row
     for name in touching:
         assert lock in graph.before(name), name
         assert name in graph.before(unlocked), name
 
 
-def test_without_a_lock_what_is_applied_was_admitted_and_is_counted_afterwards():
+def test_without_a_lock_what_is_applied_is_counted_before_and_its_sender_is_locked():
     weight = _tf.make_variable(tf.zeros([4]), device=None)
 
     def apply(content, tau):
@@ -79,24 +80,24 @@ def test_without_a_lock_what_is_applied_was_admitted_and_is_counted_afterwards()
     shard = made(rule=AddInPlace())
     graph = Optimized(sending(shard, apply), *MESSAGE)
     assert bool(graph.result) and weight.numpy().tolist() == [-0.5] * 4
-    first, second = sorted(graph.all("MutexLock"), key=lambda lock: len(graph.before(lock)))
+    of_sender, of_shard = sorted(graph.all(TAKEN), key=lambda lock: len(graph.before(lock)))
+    shard_given, sender_given = sorted(graph.all(GIVEN), key=lambda end: len(graph.before(end)))
+    touching = graph.on_resources()
     (applied,) = graph.all("AssignSubVariableOp")
-    admitted, counted = sorted(
-        graph.all("ResourceScatterUpdate"), key=lambda name: len(graph.before(name))
-    )
-    assert first in graph.before(admitted)
-    assert admitted in graph.before(applied) and applied in graph.before(second)
-    assert second in graph.before(counted)
-    judged, found = sorted(graph.all("ResourceGather"), key=lambda name: len(graph.before(name)))
-    assert first in graph.before(judged) and judged in graph.before(admitted)
-    assert second in graph.before(found) and found in graph.before(counted)
-    unlocked = graph.all("ConsumeMutexLock")
-    for name in graph.on_resources() - {applied}:
-        assert first in graph.before(name), name
-        assert any(name in graph.before(end) for end in unlocked), name
-        if applied in graph.before(name) or "Assign" in name or "ScatterAdd" in name:
-            assert second in graph.before(name), name
-    assert len([name for name in graph.on_resources() if second in graph.before(name)]) == 5
+    (judged,), (written,) = graph.all("ResourceGather"), graph.all("ResourceScatterUpdate")
+    assert of_sender in graph.before(of_shard) and shard_given in graph.before(sender_given)
+    assert judged in graph.before(written) and written in graph.before(applied)
+    under_both = {
+        name
+        for name in touching
+        if of_shard in graph.before(name) and name in graph.before(shard_given)
+    }
+    # Turns, row, version, steps, staleness, row; and turns, the weight, that there is a version.
+    assert {judged, written} < under_both and len(under_both) == 6
+    assert len(touching - under_both) == 3
+    for name in touching:
+        assert of_sender in graph.before(name), name
+        assert name in graph.before(sender_given), name
 
 
 def test_rows_are_read_and_written_under_their_locks():

@@ -210,7 +210,8 @@ def test_what_writes_over_others_is_refused_with_the_remedy(optimizer, embedding
 
 def test_what_is_not_there_is_refused_by_name():
     spec = tf.train.ClusterSpec({"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
-    with pytest.raises(ValueError, match="share none"):
-        tf_dsgd.HogwildStrategy(tf_dsgd.TFCluster(spec))
+    for lock in ("rows", "round-robin"):
+        with pytest.raises(ValueError, match=f"lock='{lock}' is for threads"):
+            tf_dsgd.HogwildStrategy(tf_dsgd.TFCluster(spec), lock=lock)
     with pytest.raises(ValueError, match="lock"):
         tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(2), lock="all")

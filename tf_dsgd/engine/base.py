@@ -219,9 +219,19 @@ class Engine(abc.ABC):
     def _come_to_rest(self) -> None:
         """The end of a drain, when every message was taken in."""
         with self.explained():
-            self._flush()
+            try:
+                self._flush()
+            except tf.errors.OpError:
+                self._mend()
+                raise
             self._audit()
         self.scheduler.rest()
+
+    def _mend(self) -> None:
+        """After an error: nobody waits for ever for a lock that it has left behind."""
+        with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
+            for shard in self.shards:
+                shard.mend()
 
     def _flush(self) -> None:
         """Shards use what they have collected and not used."""

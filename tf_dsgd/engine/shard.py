@@ -5,6 +5,10 @@ A message is applied at most once and whole. Its header is
 a repetition (its number is not above the last one applied from that worker), if its sender was
 replaced (its incarnation is not the current one), or if its sender failed (the incarnation is
 `WITHDRAWN`).
+
+By a rule without a lock a message is counted under the shard's lock and then applied beside those
+of other senders. All that while its sender has a lock of its own, for which whoever sends the
+message again waits, and whoever fences the sender. So they find it not begun, or all done.
 """
 
 from __future__ import annotations
@@ -39,13 +43,17 @@ from tf_dsgd.engine.ledger import (
     WorkerLedger,
 )
 from tf_dsgd.engine.log import Log
-from tf_dsgd.engine.mutexes import mutexes
+from tf_dsgd.engine.mutexes import Locks
 from tf_dsgd.engine.row_locks import RowLocks
 
 T = TypeVar("T")
 
 # The incarnation in a message that its sender takes back, because its step raised an error.
 WITHDRAWN = -1
+
+# Senders share this many locks where messages are applied beside one another: no more are applied
+# at once.
+_SENDERS = 64
 
 
 class Shard:
@@ -90,11 +98,14 @@ class Shard:
             device=device,
             name="staleness",
         )
-        self._mutex = None
+        self._lock: Locks | None = None
+        self._senders: Locks | None = None
         self.locks_itself = remote or self.lock_free or self.log is not None
         """Whether the lock is an operation of the functions that act on it."""
         if self.locks_itself:
-            (self._mutex,) = mutexes(self, 1, device)
+            self._lock = Locks(1, device)
+        if self.lock_free:
+            self._senders = Locks(min(num_workers, _SENDERS), device)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -127,18 +138,13 @@ class Shard:
         happens under it, and a sender that dies leaves nothing half done; and it is given back when
         every operation of `body` is done, used or not.
         """
-        if self._mutex is None:
-            return body(arrived)
-        with tf.device(self.device):
-            arrived = [tf.identity(tensor) for tensor in arrived]
-            with tf.control_dependencies(arrived):
-                lock = tf.raw_ops.MutexLock(mutex=self._mutex)
-            result, created = _tf_order.traced(lambda: body(arrived))
-            _tf_order.begin_after(lock.op, created)
-            with tf.control_dependencies(created):
-                unlocked = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
-            _tf_order.run_independently(unlocked)  # or the shards would wait for each other
-            return result
+        return body(arrived) if self._lock is None else self._lock.held(arrived, body)
+
+    def mend(self) -> None:
+        """After an error: a lock that was not given back is."""
+        for locks in (self._lock, self._senders):
+            if locks is not None:
+                locks.mend()
 
     def receive(
         self,
@@ -151,8 +157,8 @@ class Shard:
         `unpack(parcel)` gives the content, which begins with the header. Returns whether the
         message was applied.
         """
-        if self.lock_free:
-            return self._receive_lock_free(parcel, unpack, apply)
+        if self._senders is not None:
+            return self._receive_lock_free(self._senders, parcel, unpack, apply)
 
         def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             content = unpack(arrived)
@@ -161,7 +167,9 @@ class Shard:
 
             def accept() -> tf.Tensor:
                 tau = self._staleness(header)
-                return self._counted(header, row, tau, apply(content, tau))
+                changed = apply(content, tau)
+                self.count_version(changed)
+                return self._counted(header, row, tau)
 
             self._write(header, tf.cond(fresh, accept, lambda: _refused(header, row)))
             return fresh
@@ -170,41 +178,40 @@ class Shard:
 
     def _receive_lock_free(
         self,
+        senders: Locks,
         parcel: Sequence[tf.Tensor],
         unpack: Callable[[Sequence[tf.Tensor]], Any],
         apply: Callable[[Any, tf.Tensor], tf.Tensor | bool],
     ) -> tf.Tensor:
-        """Admission under the lock, then the application without it, then the count under it."""
+        """As `receive`: counts it under the lock, and applies it then, without.
+
+        Once it is counted nothing waits for anything by which it could end: a message whose sender
+        is lost then is applied as whole as one under the lock.
+        """
 
         def admit(arrived: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            header = unpack(arrived)[0]
+            (header,) = arrived
             row, fresh = self._judged(header)
-            taken = tf.maximum(row, _row({SEQUENCE: header[2]}, tf.int64.min))
-            after = tf.where(fresh, taken, _refused(header, row))
-            _, written = _tf_order.traced(lambda: self._write(header, after))
-            with tf.control_dependencies(written):  # what is applied was admitted before
-                return tf.identity(fresh), self._staleness(header)
+            tau = self._staleness(header)
 
-        def count(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
-            header, tau, fresh, changed = arrived
-            row = self._judged(header)[0]
+            def count() -> None:
+                after = tf.cond(
+                    fresh, lambda: self._counted(header, row, tau), lambda: _refused(header, row)
+                )
+                self._write(header, after)
 
-            def counted() -> tf.Tensor:
-                return self._counted(header, row, tau, changed)
+            _, written = _tf_order.traced(count)
+            with tf.control_dependencies(written):
+                return tf.identity(fresh), tau
 
-            self._write(header, tf.cond(fresh, counted, lambda: row))
+        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+            content = unpack(arrived)
+            fresh, tau = self.locked([content[0]], admit)
+            changed = tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
+            self.count_version(changed)
             return fresh
 
-        with tf.device(self.device):
-            parcel = [tf.identity(tensor) for tensor in parcel]
-            content = unpack(parcel)
-            fresh, tau = self.locked(parcel, admit)
-            changed, applied = _tf_order.traced(
-                lambda: tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
-            )
-            with tf.control_dependencies(applied):
-                changed = tf.identity(changed)
-            return self.locked([content[0], tau, fresh, changed], count)
+        return senders.held(parcel, body, lambda arrived: unpack(arrived)[0][0])
 
     def _judged(self, header: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """(the sender's row in the books, whether its message is to be applied)."""
@@ -214,12 +221,9 @@ class Shard:
     def _staleness(self, header: tf.Tensor) -> tf.Tensor:
         return self.version.read_value() - header[3]
 
-    def _counted(
-        self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor, changed: tf.Tensor | bool
-    ) -> tf.Tensor:
-        """Counts a message that was applied; gives its sender's row after it."""
+    def _counted(self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:
+        """Counts a message; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
-        self.count_version(changed)
         self.schedule_step.assign_add(steps, read_value=False)
         self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
         # Few operations, whatever the number of columns: this is done for every message.
@@ -242,10 +246,11 @@ class Shard:
     def fence(self) -> Any:
         """(worker, incarnation) -> the last sequence applied from `worker`.
 
-        From then on only messages of that incarnation are taken from it.
+        From then on only messages of that incarnation are taken from it. One that is being applied
+        is waited for.
         """
 
-        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+        def renew(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             worker, incarnation = arrived
             row = tf.gather(self._books, worker)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
@@ -254,8 +259,14 @@ class Shard:
                 self.log.leaves(worker)
             return row[SEQUENCE]
 
+        def fence(worker: tf.Tensor, incarnation: tf.Tensor) -> tf.Tensor:
+            told, last = [worker, incarnation], functools.partial(self.locked, body=renew)
+            if self._senders is None:
+                return last(told)
+            return self._senders.held(told, last, lambda arrived: arrived[0])
+
         return tf.function(
-            lambda worker, incarnation: self.locked([worker, incarnation], body),
+            fence,
             autograph=False,
             input_signature=[tf.TensorSpec([], tf.int64)] * 2,
         ).get_concrete_function()

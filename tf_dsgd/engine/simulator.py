@@ -206,13 +206,13 @@ class SimulatorEngine(Engine):
 
     def _give_up(self, failed: int | None) -> None:
         """After an error: what is under way arrives, and what is left is dropped."""
+        self._mend()
         self.take_in()
         for turn in self.turns.under_way():
             if turn.lease is not None:
                 self.deliver(turn.message)
                 self.scheduler.counted(turn.task, turn.lease, self.now)
-        self.turns.turns, self._blocked = [], []
-        self._queues = BatchQueues(self.num_workers)
+        self.turns.turns, self._blocked, self._queues = [], [], BatchQueues(self.num_workers)
         if self._faults is not None:
             self._faults.script.with_message.clear()
         self._discard(failed)

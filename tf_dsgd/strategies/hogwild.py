@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_dsgd.algorithm import Algorithm
-from tf_dsgd.algorithms.downpour import Periods
+from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.algorithms.hogwild import (
     AddInPlace,
     AddInTurn,
@@ -22,7 +22,7 @@ from tf_dsgd.strategies.rows.tables import Rows
 
 
 class HogwildStrategy(DistributedStrategy):
-    """Hogwild!: threads that share one memory, without a lock and without copies.
+    """Hogwild!: workers that change shared weights side by side, without a lock.
 
     Use it on one machine for models that are mostly tables, of which a mini-batch touches few rows:
     threads then seldom meet in a row. Each thread reads the rows of its mini-batch, and the dense
@@ -46,16 +46,23 @@ class HogwildStrategy(DistributedStrategy):
     - Each mini-batch is a message that is counted once, under a lock: `strategy.steps`,
       `strategy.updates`, `optimizer.iterations` and the ledger are exact, whatever is lost in rows.
 
+    On a cluster, whose processes share no memory, the weights of the parameter servers are shared:
+    a worker fetches the dense weights and the rows of its mini-batch, and each shard applies its
+    message beside those of others, up to 64 at once, where `DownpourStrategy` applies one after
+    another. A message of a lost worker is applied whole or not at all, as everywhere: what a shard
+    has begun it ends, and only then the worker's mini-batches are given to others.
+
     Args:
-        cluster: `tf_dsgd.LocalCluster` or `tf_dsgd.SimulatedCluster`, on which updates come one
-            after another; None for `LocalCluster()`. Processes of a `TFCluster` share no memory.
+        cluster: `tf_dsgd.LocalCluster`, `tf_dsgd.TFCluster`, or `tf_dsgd.SimulatedCluster`, on
+            which updates come one after another; None for the launched cluster, or else
+            `LocalCluster()`.
         lock: `"none"`; or `"rows"`, the paper's AIG: the rows of a mini-batch are locked for its
             update, one by one in ascending order, and read before without a lock. There are 1,024
             locks, which rows share, each with a thread of TensorFlow's; taking one costs 0.1 to 0.2
             ms. Or `"round-robin"`: worker k mod n has mini-batch k and waits with its update until
             mini-batches 0 to k - 1 have made theirs (counted from the last drain, as at the end of
             an epoch), so nothing is lost and updates come in the order of the data. Rows are read
-            meanwhile, without a lock.
+            meanwhile, without a lock. On a `TFCluster` only `"none"`.
         placement: which tables are read and changed by rows: a dict from regular expressions on
             paths to `tf_dsgd.Rows()`, or `"auto"`, each `keras.layers.Embedding` that has no
             constraint and no regularizer.
@@ -95,14 +102,16 @@ class HogwildStrategy(DistributedStrategy):
     ):
         exchange, server = _rules(lock)
         cluster = resolve(cluster)
+        local: AccrueGradient = GradientAtShared()
         if isinstance(cluster, TFCluster):
-            raise ValueError(
-                "HogwildStrategy is for threads, which share one memory; processes of a cluster "
-                "share none. Use tf_dsgd.LocalCluster, or tf_dsgd.DownpourStrategy with "
-                f"placement. Received: {cluster!r}."
-            )
+            if lock != "none":
+                raise ValueError(
+                    f"lock={lock!r} is for threads, which share one memory. On {cluster!r} use "
+                    'lock="none", or tf_dsgd.DownpourStrategy, whose shards have a lock.'
+                )
+            local = AccrueGradient(rate=0.0)
         split = Patterns(placement, auto_bytes=0)
-        super().__init__(cluster, Algorithm(GradientAtShared(), exchange, server))
+        super().__init__(cluster, Algorithm(local, exchange, server))
         self.placement.split = split
 
 

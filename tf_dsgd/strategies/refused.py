@@ -133,10 +133,23 @@ def check_codec_of_changes(
         )
 
 
-_AT_ONCE = "Threads update the same weights at once here, without a lock"
+_AT_ONCE = "Workers update the same weights at once here, without a lock"
 
 
-def check_adds(optimizer: keras.optimizers.Optimizer) -> None:
+def check_side_by_side(
+    optimizers: Iterable[keras.optimizers.Optimizer], applications: Sequence[Application] = ()
+) -> None:
+    """Whether updates can be made while others are, and weights be read where they are.
+
+    Raises:
+        ValueError: if they can't.
+    """
+    for optimizer in optimizers:
+        _check_adds(optimizer)
+    _check_added_to(applications)
+
+
+def _check_adds(optimizer: keras.optimizers.Optimizer) -> None:
     """Whether an optimizer's updates can run side by side: they add in place, and only add.
 
     Raises:
@@ -164,7 +177,7 @@ def check_adds(optimizer: keras.optimizers.Optimizer) -> None:
             )
 
 
-def check_added_to(applications: Sequence[Application]) -> None:
+def _check_added_to(applications: Sequence[Application]) -> None:
     """Whether these weights can be updated side by side, and read where they are.
 
     Raises:

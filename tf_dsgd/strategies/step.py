@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
+from tf_dsgd.algorithms.hogwild import AddInPlace
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine.running import Resets
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
@@ -20,14 +21,13 @@ from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import (
-    check_added_to,
-    check_adds,
     check_averaged,
     check_codec,
     check_codec_of_changes,
     check_foreign,
     check_graph,
     check_owner,
+    check_side_by_side,
     warn_of_momentum,
     warn_of_order,
 )
@@ -72,9 +72,8 @@ class TracedStep:
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
         self._clip = algorithm.exchange.push_every > 1
-        if algorithm.local.shares_weights:
-            for optimizer in optimizers:
-                check_adds(optimizer)
+        if isinstance(algorithm.server, AddInPlace):  # before tables, which name another remedy
+            check_side_by_side(optimizers)
         parts = steps.distribute_strategy.placement.parts
         self._laid = None if parts is None else parts.step(call, model, optimizers)
         self._rows: RowsOfRounds | None = None
@@ -89,8 +88,6 @@ class TracedStep:
             assigned = [v.name for v in self.weights if id(v) in self._worker.assigned]
             check_codec_of_changes(algorithm.codec, optimizers, model, assigned)
         warn_of_momentum(algorithm.codec, optimizers)
-        if algorithm.local.shares_weights:
-            check_added_to(self.applications)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):
             # Now that the tables are known, trace again so that reading one copies nothing.
@@ -319,6 +316,10 @@ class TracedStep:
             _check_delay_is_known(application.inner, message)
         with applying(None if message is None else _delay_of(message)):
             self._optimize(shard, gradients, scale)
+
+    def check_side_by_side(self) -> None:
+        """Whether the optimizers' updates may be made while others are; else a ValueError."""
+        check_side_by_side(self._optimizers, self.applications)
 
     def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
         """Traces the compiled optimizer's update of one shard's tables, where workers run it."""
