@@ -183,6 +183,28 @@ def test_who_gives_up_waiting_for_a_shard_does_not_let_others_in():
     assert [world.times(worker, 1) for worker in range(WORKERS)] == [1, 0, 1]
 
 
+def test_a_message_waits_for_its_sender_alone():
+    """Who waits for the shard's lock with the sender's would leave that behind, given up."""
+    world = World()
+    reading = threading.Event()
+    read = tf.queue.FIFOQueue(1, [tf.bool], [[]])
+
+    def body(_):
+        return read.dequeue()
+
+    fetch = tf.function(lambda: world.shard.locked([], body), autograph=False)
+    fetch = fetch.get_concrete_function()
+    thread = threading.Thread(target=lambda: (fetch(), reading.set()))
+    thread.start()
+    call = world.send(1, 1)
+    assert world.begins() is call
+    world.open(call)
+    assert call.ended() and not reading.is_set()
+    read.enqueue(True)
+    thread.join(SECONDS)
+    assert reading.is_set()
+
+
 @pytest.mark.parametrize("options", [{"rule": AddInPlace()}, {"remote": True}])
 def test_a_lock_that_an_error_leaves_behind_is_mended(options, monkeypatch):
     monkeypatch.setattr(deadlines, "LOCK_SECONDS", 0.2)

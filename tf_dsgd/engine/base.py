@@ -219,19 +219,25 @@ class Engine(abc.ABC):
     def _come_to_rest(self) -> None:
         """The end of a drain, when every message was taken in."""
         with self.explained():
-            try:
+            with self.mending():
                 self._flush()
-            except tf.errors.OpError:
-                self._mend()
-                raise
             self._audit()
         self.scheduler.rest()
 
-    def _mend(self) -> None:
+    def mend(self) -> None:
         """After an error: nobody waits for ever for a lock that it has left behind."""
-        with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
-            for shard in self.shards:
+        for shard in self.shards:
+            with contextlib.suppress(tf.errors.OpError):  # a shard that is gone
                 shard.mend()
+
+    @contextlib.contextmanager
+    def mending(self) -> Iterator[None]:
+        """Within are calls that hold a shard's lock."""
+        try:
+            yield
+        except tf.errors.OpError:
+            self.mend()
+            raise
 
     def _flush(self) -> None:
         """Shards use what they have collected and not used."""
@@ -329,7 +335,8 @@ class Engine(abc.ABC):
         """After an error: sends what is whole, has the failed worker's message refused."""
         for task in self.tasks:
             try:
-                self._send_what_is_whole(task, task.index != failed)
+                with self.mending():
+                    self._send_what_is_whole(task, task.index != failed)
             except tf.errors.OpError as error:
                 if task.index != failed:
                     say(f"what worker {task.index} had not sent is lost: {error.message}")

@@ -66,6 +66,7 @@ class LocalRounds(Rounds):
             return self.engine.counted()
 
     def failed(self, task: Task, error: BaseException) -> BaseException | None:
+        self.engine.mend()
         return error
 
     def granted(self, program: Program, stream: Any) -> None:

@@ -19,6 +19,7 @@ from tf_dsgd.membership import deadlines
 T = TypeVar("T")
 
 _NEVER_STALE = 1 << 62
+_LOOK_SECONDS = 0.05
 
 
 def mutexes(owner: object, number: int, device: str | None) -> list[tf.Tensor]:
@@ -37,8 +38,9 @@ class Locks:
     """Locks on a device, for calls that are given up, too, as those of a process that is lost.
 
     A lock is a token, an accumulator's count: who gives up waiting for it leaves nothing, and
-    nothing waits from then on until it is given back. Only where an operation under the lock ends
-    with an error is it not given back: after any error, `mend`.
+    nothing may wait from then on until it is given back, not even for another lock: a call that is
+    given up there would leave it behind, as does an operation that ends with an error. After any
+    error, `mend`.
 
     Args:
         number: how many.
@@ -47,6 +49,7 @@ class Locks:
 
     def __init__(self, number: int, device: str | None):
         self._device = device
+        self._mending = threading.Lock()
         self._turns = _tf.make_variable(tf.zeros([number], tf.int64), device=device, name="turns")
         with tf.init_scope(), tf.device(device):
             self._tokens = [
@@ -101,18 +104,37 @@ class Locks:
     def mend(self) -> None:
         """After an error: gives back what was not, so that nobody waits for it for ever.
 
-        That is a lock that nobody takes or gives back for `deadlines.LOCK_SECONDS`.
+        That is a lock that nobody takes or gives back for `deadlines.LOCK_SECONDS`, of which only
+        those count in which the device answers.
         """
-        end = time.monotonic() + deadlines.LOCK_SECONDS
-        given, turns = self._standing()
-        lost = {k for k, number in enumerate(given.numpy()) if not number}
-        while lost and time.monotonic() < end:
-            threading.Event().wait(0.05)
-            now, then = self._standing(), turns.numpy()
-            lost = {k for k in lost if not now[0].numpy()[k] and now[1].numpy()[k] == then[k]}
-        with tf.device(self._device):
+        with self._mending:
+            given, turns = self._standing()
+            lost = {k for k, number in enumerate(given.numpy()) if not number}
+            quiet, last = 0.0, time.monotonic()
+            while lost and quiet < deadlines.LOCK_SECONDS:
+                threading.Event().wait(_LOOK_SECONDS)
+                now, then = self._standing(), turns.numpy()
+                lost = {k for k in lost if not now[0].numpy()[k] and now[1].numpy()[k] == then[k]}
+                quiet += min(time.monotonic() - last, 2 * _LOOK_SECONDS)
+                last = time.monotonic()
             for k in lost:
-                _give(self._tokens[k])
+                self._give_back(tf.constant(k))
+
+    def prepare(self) -> None:
+        """Traces here what `mend` calls."""
+        _ = self._standing, self._give_back
+
+    @functools.cached_property
+    def _give_back(self) -> Any:
+        """(k) -> None: one more token."""
+
+        def body(k: tf.Tensor) -> None:
+            _give(tf.gather(tf.stack(self._tokens), k))
+
+        with tf.init_scope(), tf.device(self._device):
+            return tf.function(
+                body, autograph=False, input_signature=[tf.TensorSpec([], tf.int32)]
+            ).get_concrete_function()
 
     @functools.cached_property
     def _standing(self) -> Any:

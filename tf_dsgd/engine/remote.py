@@ -95,6 +95,7 @@ class RemoteRounds(Rounds):
                 _ = program.fetch_as
         for shard in self.engine.shards:
             _ = shard.fence
+            shard.prepare_to_mend()
         with self.members.here():
             program.step.packing.prepare()
 
@@ -176,6 +177,7 @@ class RemoteRounds(Rounds):
             return None
         if not isinstance(error, tf.errors.OpError):
             return error
+        self.engine.mend()
         try:
             with self.members.explained():
                 return None if self.members.was_lost_by(task.index, error) else error

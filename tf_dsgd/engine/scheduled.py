@@ -212,7 +212,7 @@ class ScheduledEngine(Engine):
 
     def _give_up(self, failed: int | None) -> None:
         """After an error the rest of the schedule means nothing: what is whole is kept."""
-        self._mend()
+        self.mend()
         self._next, self._schedule, self._owner = 0, [], {}
         self._granted = self._used = 0
         self.queues = BatchQueues(self.num_workers)

@@ -6,9 +6,10 @@ a repetition (its number is not above the last one applied from that worker), if
 replaced (its incarnation is not the current one), or if its sender failed (the incarnation is
 `WITHDRAWN`).
 
-By a rule without a lock a message is counted under the shard's lock and then applied beside those
-of other senders. All that while its sender has a lock of its own, for which whoever sends the
-message again waits, and whoever fences the sender. So they find it not begun, or all done.
+By a rule without a lock messages of other senders are counted and applied beside it. Each sender
+has a lock of its own, for which whoever sends its message again waits, and whoever fences the
+sender. So they find it not begun, or all done. A row of the books is its sender's alone; to all
+other counts is added as a whole.
 """
 
 from __future__ import annotations
@@ -140,6 +141,12 @@ class Shard:
         """
         return body(arrived) if self._lock is None else self._lock.held(arrived, body)
 
+    def prepare_to_mend(self) -> None:
+        """Traces what `mend` calls, which is called in threads of workers."""
+        for locks in (self._lock, self._senders):
+            if locks is not None:
+                locks.prepare()
+
     def mend(self) -> None:
         """After an error: a lock that was not given back is."""
         for locks in (self._lock, self._senders):
@@ -183,14 +190,14 @@ class Shard:
         unpack: Callable[[Sequence[tf.Tensor]], Any],
         apply: Callable[[Any, tf.Tensor], tf.Tensor | bool],
     ) -> tf.Tensor:
-        """As `receive`: counts it under the lock, and applies it then, without.
+        """As `receive`, under the lock of the message's sender in place of the shard's.
 
-        Once it is counted nothing waits for anything by which it could end: a message whose sender
-        is lost then is applied as whole as one under the lock.
+        Who has a lock waits for no other one: a call that is given up would leave the first behind.
         """
 
-        def admit(arrived: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-            (header,) = arrived
+        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+            content = unpack(arrived)
+            header = content[0]
             row, fresh = self._judged(header)
             tau = self._staleness(header)
 
@@ -202,12 +209,10 @@ class Shard:
 
             _, written = _tf_order.traced(count)
             with tf.control_dependencies(written):
-                return tf.identity(fresh), tau
-
-        def body(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
-            content = unpack(arrived)
-            fresh, tau = self.locked([content[0]], admit)
-            changed = tf.cond(fresh, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False)
+                admitted = tf.identity(fresh)
+            changed = tf.cond(
+                admitted, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False
+            )
             self.count_version(changed)
             return fresh
 
@@ -225,10 +230,18 @@ class Shard:
         """Counts a message; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
         self.schedule_step.assign_add(steps, read_value=False)
-        self._bins.scatter_add(tf.IndexedSlices(tf.ones([2], tf.int64), _places(worker, tau)))
+        self._count_staleness(_places(worker, tau))
         # Few operations, whatever the number of columns: this is done for every message.
         largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
         return tf.maximum(row, largest) + _row({APPLIED: 1, STEPS: steps, TAU_SUM: tau}, 0)
+
+    def _count_staleness(self, places: tf.Tensor) -> None:
+        ones = tf.ones([2], tf.int64)
+        if self._senders is None:
+            self._bins.scatter_add(tf.IndexedSlices(ones, places))
+        else:  # a variable is added to as a whole, and of two scattered additions one may be lost
+            more = tf.scatter_nd(places[:, None], ones, tf.shape(self._bins, tf.int64))
+            self._bins.assign_add(more, read_value=False)
 
     def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
         self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
@@ -260,10 +273,10 @@ class Shard:
             return row[SEQUENCE]
 
         def fence(worker: tf.Tensor, incarnation: tf.Tensor) -> tf.Tensor:
-            told, last = [worker, incarnation], functools.partial(self.locked, body=renew)
+            told = [worker, incarnation]
             if self._senders is None:
-                return last(told)
-            return self._senders.held(told, last, lambda arrived: arrived[0])
+                return self.locked(told, renew)
+            return self._senders.held(told, renew, lambda arrived: arrived[0])
 
         return tf.function(
             fence,

@@ -206,7 +206,7 @@ class SimulatorEngine(Engine):
 
     def _give_up(self, failed: int | None) -> None:
         """After an error: what is under way arrives, and what is left is dropped."""
-        self._mend()
+        self.mend()
         self.take_in()
         for turn in self.turns.under_way():
             if turn.lease is not None:

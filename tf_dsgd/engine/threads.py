@@ -362,7 +362,6 @@ class ThreadsEngine(Engine):
             ends.add_note(f"Raised on worker {task.index}.")
             with self.changed:
                 self.fail(task.index, ends)
-            self._mend()
 
     def _work(self, task: Task) -> None:
         while True:

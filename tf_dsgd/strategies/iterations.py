@@ -80,7 +80,7 @@ class Vectors:
 
     def _call(self, function: _tf.BoundFunction, *tensors: tf.Tensor) -> list[np.ndarray]:
         self.calls += 1
-        with self._engine.explained():
+        with self._engine.explained(), self._engine.mending():
             return [part.numpy() for part in function(*tensors)]
 
     def moved(self) -> bool:
@@ -134,7 +134,7 @@ class Vectors:
             put_back = self.program.on_shards(
                 self._vectors.put_back, *(tf.TensorSpec(v.shape, v.dtype) for v in values), only=s
             )
-            with self._engine.explained():
+            with self._engine.explained(), self._engine.mending():
                 put_back(*values)
 
 
