@@ -57,6 +57,9 @@ class Step(Protocol):
     ) -> None:
         """The compiled optimizer's update of a shard's weights, traced there."""
 
+    def check_side_by_side(self) -> None:
+        """Raises a ValueError if the compiled optimizer's updates may not be made at once."""
+
     def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
         """The compiled optimizer's update of a shard's tables, where workers run it otherwise."""
 
