@@ -364,7 +364,7 @@ def test_a_message_given_up_at_any_time_is_applied_whole_or_not_at_all(lock_free
             call = Call(worker, 0, number)
             call.start(receive, tf.constant([worker, 0, number, 0, 1], tf.int64))
             calls.append(call)
-        threading.Event().wait(chance.random() * 0.004)
+        threading.Event().wait(chance.random() * 0.02)
         for call in calls:
             call.manager.start_cancel()
         ended += [call.ended() for call in calls]

@@ -8,8 +8,8 @@ replaced (its incarnation is not the current one), or if its sender failed (the 
 
 By a rule without a lock messages of other senders are counted and applied beside it. Each sender
 has a lock of its own, for which whoever sends its message again waits, and whoever fences the
-sender. So they find it not begun, or all done. A row of the books is its sender's alone; to all
-other counts is added as a whole.
+sender. So they find it not begun, or all done. A sender's counters are its own; to all other
+counts is added as a whole.
 """
 
 from __future__ import annotations
@@ -67,9 +67,8 @@ class Shard:
         schedule_step: the shard's own count.
         remote: whether functions of several processes act on the shard, so that the lock must be an
             operation on the shard's device; else whoever calls holds a lock.
-        rule: what becomes of messages. Where they are applied without a lock, or go to peers, the
-            lock is an operation in any case, for their admission and for counting them, and who
-            calls need not hold one.
+        rule: what becomes of messages. Where they are applied without the shard's lock, or go to
+            peers, locks are operations in any case, and who calls need not hold one.
     """
 
     def __init__(
