@@ -22,6 +22,10 @@ SHARED = (
     "**Others computed on the same cores all the time: seconds of the processor and epochs count, "
     "seconds by the clock say little.**"
 )
+EARLIER = (
+    "Rows with a date were measured then, by `--one_process`, while others computed on the same "
+    "cores: of those seconds of the processor and epochs count, seconds by the clock say little."
+)
 DIGITS = {"seconds": 2, "cpu_seconds": 2, "epochs": 0}
 
 
@@ -29,8 +33,23 @@ def heading(record: dict) -> str:
     """What ran, and where; with the commands that went on from what earlier ones left."""
     later = [command for command in record["continued"] if command != record["command"]]
     added = f" Continued by `{'`, `'.join(dict.fromkeys(later))}`." if later else ""
-    shared = f" {SHARED}" if record["shared"] else ""
-    return runs.heading(record) + added + shared
+    return runs.heading(record) + added + said_of(record)
+
+
+def said_of(record: dict) -> str:
+    """Where seconds by the clock say little."""
+    if record["shared"]:
+        return f" {SHARED}"
+    return f" {EARLIER}" if any(is_earlier(e) for e in record["contenders"]) else ""
+
+
+def is_earlier(entry: dict) -> bool:
+    """Whether a contender is from another sitting than the record, at which others computed."""
+    return "earlier" in entry
+
+
+def name_of(entry: dict) -> str:
+    return f"{entry['name']} ({entry['earlier']})" if is_earlier(entry) else entry["name"]
 
 
 def title_of(group: str, entries: Sequence[dict]) -> str:
@@ -54,9 +73,13 @@ def _ours(entries: Sequence[dict], group: str) -> list[dict]:
     return [e for e in entries if e["group"] == group and e["spec"]["kind"] not in others]
 
 
-def plain(entries: Sequence[dict]) -> list[list[dict]]:
-    """The runs of plain `fit` at each of its settings."""
-    return [each["runs"] for each in entries if each["spec"]["kind"] == "keras"]
+def plain(entries: Sequence[dict], target: float) -> list[list[dict]]:
+    """The runs of plain `fit` at each of its settings, to this accuracy."""
+    return [
+        each["runs"]
+        for each in entries
+        if each["spec"]["kind"] == "keras" and each["spec"]["target"] == target
+    ]
 
 
 def tasks(record: dict) -> list[str]:
@@ -94,10 +117,11 @@ def rate_cell(entry: dict) -> str:
 def row(entry: dict, entries: Sequence[dict]) -> list[str]:
     lost = sum(not run["reached"] for run in entry["runs"])
     cells = [shown(measured(entry, m), DIGITS[m]) for m in statistics.MEASURES]
-    cells += [times(entry, plain(entries), m) for m in ("seconds", "cpu_seconds")]
+    base = plain(entries, entry["spec"]["target"])
+    cells += [times(entry, base, m) for m in ("seconds", "cpu_seconds")]
     startup = statistics.median(entry["startup_seconds"])
     lost_cell = f"{lost} of {len(entry['runs'])}" if lost else ""
-    return [entry["name"], *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
+    return [name_of(entry), *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
 
 
 def header(seeds: int) -> list[str]:
@@ -123,6 +147,8 @@ def task_table(record: dict, task: str) -> str:
         own = [each for each in entries if each["group"] == group]
         if own:
             title = title_of(group, own)
+            if own[0]["spec"]["target"] != target:
+                title += f", to {own[0]['spec']['target']:g}"
             seeds = max(len(each["runs"]) for each in own)
             parts.append(f"*{title[0].upper()}{title[1:]}*")
             parts.append(runs.table(header(seeds), [row(each, entries) for each in own]))
@@ -146,27 +172,36 @@ def nearest(entries: Sequence[dict], base: Sequence[Sequence[dict]], measure: st
     )
 
 
+def by(record: dict, entries: Sequence[dict]) -> str:
+    """What says which contender is best."""
+    others = record["shared"] or any(map(is_earlier, entries))
+    return "cpu_seconds" if others else "seconds"
+
+
 def in_short(record: dict) -> str:
     """A row for each task and situation: our best contender beside what one would do otherwise.
 
     The best by seconds, or by those of the processor where others computed at the same time.
     """
-    rows, by = [], "cpu_seconds" if record["shared"] else "seconds"
+    rows = []
     for task in tasks(record):
         entries = of_task(record, task)
         for group in GROUPS:
             own = _ours(entries, group)
             synchronous = [each for each in own if each["spec"]["kind"] == "averaging"]
-            base, against = plain(entries), "plain `fit` at its best setting"
+            if not own:
+                continue
+            base, against = plain(entries, own[0]["spec"]["target"]), "plain `fit` at its best setting"
             if group == "straggler":
                 own = [each for each in own if each not in synchronous]
                 base = [each["runs"] for each in synchronous]
                 against = "averaging, every 1 or 20, with the same straggler"
             if own and base:
-                best = nearest(own, base, by)
+                best = nearest(own, base, by(record, own))
                 cells = [times(best, base, m) for m in statistics.MEASURES]
-                rows.append([f"{task}, {title_of(group, own)}", against, best["name"], *cells])
+                rows.append([f"{task}, {title_of(group, own)}", against, name_of(best), *cells])
     ours = f"our best, by {'CPU seconds' if record['shared'] else 'seconds'}"
+    ours += "; with a date by CPU seconds" * any(map(is_earlier, record["contenders"]))
     header = ["task, workers", "beside", ours, "seconds", "CPU seconds", "epochs"]
     return runs.table(header, rows)
 
@@ -179,9 +214,10 @@ def cost(record: dict, group: str, name: str = "") -> str:
     found = []
     for task in tasks(record):
         entries = of_task(record, task)
-        base, own = plain(entries), _ours(entries, group)
+        own = _ours(entries, group)
         own = [each for each in own if each["name"] == name] if name else own
         if own:
+            base = plain(entries, own[0]["spec"]["target"])
             best = nearest(own, base, "cpu_seconds")
             ratio = statistics.median(statistics.ratios(best["runs"], base, "cpu_seconds"))
             found.append(f"{1 / ratio:.1f}")
@@ -215,7 +251,8 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
         for shift, (measure, marker, label) in enumerate(styles):
             places, middles, errors = [], [], [[], []]
             for place, entry in enumerate(entries):
-                found = statistics.ratios(entry["runs"], plain(entries), measure)
+                base = plain(entries, entry["spec"]["target"])
+                found = statistics.ratios(entry["runs"], base, measure)
                 middle = statistics.median(found) if found else 0.0
                 if middle > 0.0:
                     low, high, _ = statistics.interval(found)
@@ -224,8 +261,10 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
                     errors[0].append(middle - low)
                     errors[1].append(high - middle)
             axis.errorbar(middles, places, xerr=errors, fmt=marker, capsize=3, label=label)
-        names = [f"{each['name']} ({each['group']})" for each in entries]
-        names = [name.removesuffix(" (threads)") for name in names]
+        names = [
+            name_of(each) + ("" if each["group"] == "threads" else f" ({each['group']})")
+            for each in entries
+        ]
         axis.set_yticks(range(len(entries)), names)
         axis.axvline(1.0, color="grey", linewidth=1)
         axis.set_xscale("log")

@@ -136,8 +136,7 @@ def accuracy_in_short() -> str:
     where += (
         ", and what went on from it (in `benchmarks/README.md`)." if record["continued"] else "."
     )
-    if record["shared"]:
-        where += f" {accuracy_tables.SHARED}"
+    where += accuracy_tables.said_of(record)
     return f"{accuracy_tables.in_short(record)}\n\n{where}"
 
 
@@ -230,7 +229,7 @@ INLINE = {
     },
     **{
         f"strom seconds, {codec}": functools.partial(strom_seconds, codec)
-        for codec in ("Threshold 0.064", "none")
+        for codec in ("Threshold 0.064", "none", "none, pushes every 4")
     },
     "straggler batches": lambda: straggler("batches", "none"),
     "straggler batches, bulk": lambda: straggler("batches", 0),

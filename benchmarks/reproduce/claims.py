@@ -55,13 +55,13 @@ def _softsync() -> list[Claim]:
             "softsync_learning",
             "with a rate of its own a fixed rate is as good",
             "",
-            "within one point",
+            "an error at most a point higher",
             tuple(
                 Cell(
                     f"{n}-softsync, fixed less alpha_0 / tau",
                     c(n, fixed),
                     c(n, tau),
-                    "=",
+                    "<=",
                     margin=1.0,
                 )
                 for n in (15, 30)
@@ -110,7 +110,7 @@ def _adagrad() -> list[Claim]:
         ),
         Claim(
             "downpour_adagrad",
-            "and that is because of asynchrony",
+            "Adagrad's gain is because of asynchrony",
             "",
             "Adagrad gains more with 16 workers than with one",
             tuple(
@@ -178,7 +178,7 @@ def _momentum() -> list[Claim]:
         ),
         Claim(
             "implicit_momentum",
-            "at a rate that is M times less",
+            "asynchrony's rate is M times less",
             "Mitliagkas et al., 2016",
             "within a tenth of alpha / M, of 0.1 / M here",
             tuple(
@@ -194,7 +194,7 @@ def _momentum() -> list[Claim]:
         ),
         Claim(
             "implicit_momentum",
-            "and it is less where all mini-batches take equally long",
+            "asynchrony's momentum is less where all mini-batches take equally long",
             "",
             "less than 1 - 1/M",
             tuple(
@@ -258,7 +258,7 @@ def _fasgd() -> list[Claim]:
         ),
         Claim(
             "fasgd",
-            "the gap grows with M",
+            "FASGD's gap grows with M",
             "Odena, 2016",
             "with mini-batches of 32, from 4 to 250 and to 1,000 workers",
             tuple(
@@ -273,10 +273,11 @@ def _fasgd() -> list[Claim]:
         ),
         Claim(
             "fasgd",
-            "ten times fewer fetches do no harm",
+            "FASGD with ten times fewer fetches does no worse",
             "Odena, 2016",
-            "a cost within 0.05",
-            tuple(Cell(f"M = {m}", c(m, fewer), c(m, "FASGD"), "=", margin=0.05) for m in batches),
+            "a cost at most 0.05 higher",
+            # Those of 250 and more have fetched once by the end, or not at all.
+            tuple(Cell(f"M = {m}", c(m, fewer), c(m, "FASGD"), "<=", margin=0.05) for m in (4, 32)),
             digits=3,
         ),
     ]
@@ -302,7 +303,7 @@ def _delay_tolerance() -> list[Claim]:
         ),
         Claim(
             "delay_tolerance",
-            "and worse at short ones",
+            "AdaptiveRevision is worse than Adagrad at short delays",
             "",
             "a higher loss at delays of 16 and 64",
             tuple(cell(d, "regret", ">") for d in (16, 64)),

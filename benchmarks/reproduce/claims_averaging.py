@@ -32,7 +32,7 @@ def _averaging_period() -> list[Claim]:
         ),
         Claim(
             "averaging_seconds",
-            "also than plain `fit` of 20 steps a call",
+            "two workers that average take less time than plain `fit` of 20 steps a call",
             "",
             "fewer seconds of an epoch on two cores",
             beside(twenty),
@@ -46,7 +46,7 @@ def _averaging_period() -> list[Claim]:
         ),
         Claim(
             "averaging_seconds",
-            "also less CPU time than plain `fit` of 20 steps a call",
+            "two workers that average take less CPU time than plain `fit` of 20 steps a call",
             "",
             "fewer CPU seconds of an epoch",
             beside(twenty, measure="cpu_seconds"),
@@ -65,8 +65,8 @@ def _averaging_period() -> list[Claim]:
             "averaging_period",
             "averaging every 10 to 20 mini-batches is acceptable",
             "Su and Chen, 2015",
-            "an error within half a point of averaging every one",
-            (cell(8, 1, "=", 0.5), cell(16, 1, "=", 0.5)),
+            "an error at most half a point above averaging every one",
+            (cell(8, 1, "<=", 0.5), cell(16, 1, "<=", 0.5)),
         ),
         Claim(
             "averaging_period",
@@ -114,10 +114,10 @@ def _bmuf() -> list[Claim]:
             "bmuf",
             "BMUF keeps the accuracy of one worker",
             "Chen and Huo, 2016",
-            "an error within half a point of it",
+            "an error at most half a point above it",
             (
-                *(Cell(f"M = {m}", c(m, block), alone, "=", margin=0.5) for m in counts),
-                Cell("M = 16, period 2", c(16, block, 2), alone, "=", margin=0.5),
+                *(Cell(f"M = {m}", c(m, block), alone, "<=", margin=0.5) for m in counts),
+                Cell("M = 16, period 2", c(16, block, 2), alone, "<=", margin=0.5),
             ),
         ),
         Claim(
@@ -129,6 +129,26 @@ def _bmuf() -> list[Claim]:
                 Cell(f"M = {m}, {name}", c(m, method), c(m, plain), "<")
                 for m in counts
                 for method, name in ((block, "classical"), ("BMUF, Nesterov", "Nesterov"))
+            ),
+        ),
+        Claim(
+            "bmuf_seconds",
+            "BMUF's speed-up is almost linear",
+            "Chen and Huo, 2016",
+            "at most a tenth more worker-seconds a mini-batch than one worker",
+            tuple(
+                Cell(
+                    f"M = {m}, period {p}, {time}",
+                    of(workers=m, period=p, time=time),
+                    of(workers=1, period=0, time=time),
+                    "<=",
+                    measure="worker_seconds",
+                    ratio=True,
+                    margin=0.1,
+                )
+                for time in ("log-normal", "exponential")
+                for p in (8, 32)
+                for m in counts
             ),
         ),
     ]
@@ -154,9 +174,9 @@ def _diloco() -> list[Claim]:
             "diloco",
             "DiLoCo does as well as synchronous training",
             "Douillard et al., 2023",
-            "a loss within 0.02",
+            "a loss at most 0.02 higher",
             tuple(
-                Cell(f"period {p}", c(p, "DiLoCo"), c(0, "synchronous"), "=", margin=0.02)
+                Cell(f"period {p}", c(p, "DiLoCo"), c(0, "synchronous"), "<=", margin=0.02)
                 for p in periods
             ),
             digits=4,

@@ -56,6 +56,7 @@ def _sandblaster() -> list[Claim]:
                 )
                 for n in (few, many)
                 for t in times
+                if (n, t) != (few, 40)  # L-BFGS has then nothing to judge yet
             ),
         ),
     ]
@@ -68,14 +69,14 @@ def _strom() -> list[Claim]:
     none = c("none")
 
     def as_accurate(name: str) -> Cell:
-        return Cell(f"{name} less none", c(name), none, "=", margin=0.5)
+        return Cell(f"{name} less none", c(name), none, "<=", margin=0.5)
 
     return [
         Claim(
             "strom",
             "hundreds of times fewer bytes cost no accuracy",
             "Strom, 2015",
-            "an error within half a point at equal steps",
+            "an error at most half a point higher at equal steps",
             tuple(as_accurate(f"Threshold {tau}") for tau in ("0.016", "0.064")),
         ),
         Claim(
@@ -93,7 +94,7 @@ def _strom() -> list[Claim]:
                 "strom",
                 f"{what} costs no accuracy",
                 source,
-                "an error within half a point at equal steps",
+                "an error at most half a point higher at equal steps",
                 tuple(as_accurate(name) for name in names),
             )
             for what, source, names in (
@@ -145,13 +146,13 @@ def _a3c() -> list[Claim]:
         ),
         Claim(
             "a3c",
-            "and that costs no more episodes",
+            "A3C costs no more episodes with more workers",
             "Mnih et al., 2016",
-            "no more than a tenth more or less than one worker's",
+            "at most a tenth more than one worker's",
             tuple(
                 Cell(
                     f"{n} workers beside one",
-                    *(c(n), c(1), "="),
+                    *(c(n), c(1), "<="),
                     measure="episodes",
                     ratio=True,
                     margin=0.1,
@@ -172,17 +173,17 @@ def _half_sync() -> list[Claim]:
             "half_sync",
             "half-synchronous training is as accurate as synchronous",
             "Lian et al., 2022",
-            "no more missing to the best AUC; beside one worker within 0.005",
+            "less missing to the best AUC; beside one worker at most 0.005 more",
             (
                 Cell("less synchronous, mean gradient", half, c("synchronous, mean gradient"), "<"),
                 Cell("less synchronous, mean weights", half, c("synchronous, mean weights"), "<"),
-                Cell("less one worker", half, c("one worker"), "=", margin=0.005),
+                Cell("less one worker", half, c("one worker"), "<=", margin=0.005),
             ),
             digits=4,
         ),
         Claim(
             "half_sync",
-            "and more accurate than asynchronous",
+            "half-synchronous training is more accurate than asynchronous",
             "Lian et al., 2022",
             "less missing to the best AUC",
             (
@@ -196,20 +197,20 @@ def _half_sync() -> list[Claim]:
         ),
         Claim(
             "half_sync",
-            "and nearly as fast as asynchronous",
+            "half-synchronous training is nearly as fast as asynchronous",
             "Lian et al., 2022",
-            "at most a tenth more or fewer virtual seconds for equal examples",
+            "at most a tenth more virtual seconds for equal examples",
             (
                 Cell(
                     "beside asynchronous",
-                    *(half, apart, "="),
+                    *(half, apart, "<="),
                     measure="virtual_seconds",
                     ratio=True,
                     margin=0.1,
                 ),
                 Cell(
                     "at a period of 8",
-                    *(c("half-synchronous, 8"), c("asynchronous, 8"), "="),
+                    *(c("half-synchronous, 8"), c("asynchronous, 8"), "<="),
                     measure="virtual_seconds",
                     ratio=True,
                     margin=0.1,
@@ -356,6 +357,7 @@ def _machines() -> list[Claim]:
                 Cell("16 less 8", speech(16), speech(8), "<"),
                 Cell("32 less 16", speech(32), speech(16), "<"),
             ),
+            computed=True,
         ),
         Claim(
             "machines",
@@ -370,6 +372,7 @@ def _machines() -> list[Claim]:
                 Cell("330 M less 80 M, on 81", images("330 M"), images("80 M"), ">"),
                 Cell("1.7 B less 330 M, on 81", images(largest), images("330 M"), ">"),
             ),
+            computed=True,
         ),
         Claim(
             "machines",
@@ -380,6 +383,7 @@ def _machines() -> list[Claim]:
                 Cell(f"{otherwise}, less 12", images(largest, 81, otherwise), 12.0, "=", margin=3.0)
                 for otherwise in ("as assumed", "of 1", "an eighth")
             ),
+            computed=True,
         ),
     ]
 

@@ -114,14 +114,15 @@ class Results:
         settings = self.settings(condition)
         by = self.values(condition, self.chosen_by, seeds)
         if len(seeds) < 2:
-            return [settings[int(np.argmin(by.mean(1)))]] * len(seeds)
+            return [settings[int(np.argmin(np.round(by.mean(1), 9)))]] * len(seeds)
         others = (by.sum(1, keepdims=True) - by) / (len(seeds) - 1)
-        return [settings[k] for k in np.argmin(others, 0)]
+        # A mean of the same numbers in another order is the same: of two, the first, smaller rate.
+        return [settings[k] for k in np.argmin(np.round(others, 9), 0)]
 
     def best(self, condition: Mapping[str, Any]) -> tuple:
         """The setting that all seeds together choose."""
         by = self.values(condition, self.chosen_by)
-        return self.settings(condition)[int(np.argmin(by.mean(1)))]
+        return self.settings(condition)[int(np.argmin(np.round(by.mean(1), 9)))]
 
     def edges(self, condition: Mapping[str, Any]) -> tuple[bool, bool]:
         """Whether a choice is the least rate, or the largest, of those with its tuned fields."""
@@ -155,11 +156,11 @@ class Cell:
         title: what is compared.
         a: a condition.
         b: another, or a number.
-        expected: "<", ">" or, within `margin`, "=".
+        expected: "<", ">"; or, with a `margin`, "=", within it, or "<=", at most so much more.
         measure: of both; by default the one that chooses the rates.
         beside: two more conditions, whose difference is subtracted.
         at: the condition whose choice of a rate all take, in place of their own.
-        margin: of an "=".
+        margin: of an "=" and of a "<=".
         ratio: compare logarithms, and show b / a: how many times less `a` is.
     """
 
@@ -233,6 +234,8 @@ def _tests(difference: np.ndarray, cell: Cell) -> tuple[float, float]:
         return above, below
     if cell.expected == "<":
         return below, above
+    if cell.expected == "<=":
+        return one_sided(-difference, -cell.margin), above
     # Two one-sided tests: within the margin on both sides.
     inside = max(one_sided(difference, -cell.margin), one_sided(-difference, -cell.margin))
     return inside, min(1.0, 2.0 * min(above, below))
@@ -256,7 +259,7 @@ def said(outcomes: Sequence[Outcome]) -> list[tuple[float, str]]:
     """Of each cell the corrected p of its word, or of what was expected, and the word."""
     expected = holm([o.p for o in outcomes])
     against = holm([o.against for o in outcomes])
-    level = 1 - LEVEL
+    level = (1 - LEVEL) / 2  # on each side, as the intervals have it
     return [
         (p, YES) if p < level else (q, NO) if q < level else (p, UNKNOWN)
         for p, q in zip(expected, against, strict=True)
@@ -291,6 +294,7 @@ class Claim:
         cells: what is compared.
         digits: of differences, after the point.
         some: whether it is said of one cell at least, in place of all.
+        computed: whether nothing in it is drawn, so that no test says anything.
     """
 
     study: str
@@ -300,6 +304,7 @@ class Claim:
     cells: tuple[Cell, ...]
     digits: int = 2
     some: bool = False
+    computed: bool = False
 
 
 def shown(outcome: Outcome, digits: int) -> str:

@@ -92,6 +92,8 @@ class Judged:
     def verdict(self) -> str:
         if self.missing:
             return "not run whole"
+        if self.claim.computed:
+            return "computed"
         return evidence.verdict([word for _, word in self.said], self.claim.some)
 
 
@@ -113,9 +115,14 @@ def cells_table(found: Sequence[Judged]) -> str:
         digits = each.claim.digits
         for outcome, (p, word) in zip(each.outcomes, each.said, strict=True):
             cell = outcome.cell
-            expected = {"<": "less", ">": "more", "=": f"within {cell.margin:g}"}[cell.expected]
+            expected = {
+                "<": "less",
+                ">": "more",
+                "=": f"within {cell.margin:g}",
+                "<=": f"at most {cell.margin:g} more",
+            }[cell.expected]
             rows.append([each.claim.name, cell.title, expected, evidence.shown(outcome, digits)])
-            rows[-1] += [evidence.p_text(p), word]
+            rows[-1] += ["" if each.claim.computed else evidence.p_text(p), word]
     return table(["claim", "compared", "expected", "difference (95 %)", "p, Holm", ""], rows)
 
 
@@ -156,17 +163,20 @@ def all_claims() -> str:
     return table(["claim", "whose", "expected", "measured (95 %)", "verdict"], rows)
 
 
-VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "not run whole")
+VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "computed", "not run whole")
 
 
 def on_one_screen() -> str:
-    """Each claim's name, by verdict."""
-    by_verdict: dict[str, list[str]] = {}
+    """Each claim's name, by verdict and whose it is."""
+    found: dict[str, tuple[list[str], list[str]]] = {}
     for each in all_judged():
-        by_verdict.setdefault(each.verdict, []).append(each.claim.name)
-    order = sorted(by_verdict, key=VERDICTS.index)
-    rows = [[f"**{word}**, {len(by_verdict[word])}", "; ".join(by_verdict[word])] for word in order]
-    return table(["verdict", "claims"], rows)
+        papers, ours = found.setdefault(each.verdict, ([], []))
+        (papers if each.claim.source else ours).append(each.claim.name)
+    rows = []
+    for word in sorted(found, key=VERDICTS.index):
+        cells = [f"{len(names)}: {'; '.join(names)}" if names else "0" for names in found[word]]
+        rows.append([f"**{word}**", *cells])
+    return table(["verdict", "of papers", "of nobody but this page"], rows)
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -284,6 +294,7 @@ PLOTS: dict[str, tuple[str, str | None, str]] = {
     "averaging_seconds": ("period", None, "workers"),
     "averaging_policies": ("period", "optimizer", "state"),
     "bmuf": ("workers", "period", "method"),
+    "bmuf_seconds": ("workers", "time", "period"),
     "elastic": ("period", "workers", "method"),
     "diloco": ("period", None, "method"),
     "sandblaster_seconds": ("until", None, "method, replicas"),
@@ -390,6 +401,7 @@ _LABELS = {
     "regret": "regret, online",
     "above_2n": "share of messages above 2n",
     "ms": "milliseconds a mini-batch",
+    "worker_seconds": "worker-seconds a mini-batch",
     "gap": "what is missing to the best AUC",
 }
 _ALONG = {

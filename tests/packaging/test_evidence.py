@@ -88,6 +88,11 @@ CLEAR, NOISY = [-1.0, -1.1, -0.9, -1.05], [-1.0, 1.2, -0.8, 0.9]
         (CLEAR, "=", 0.5, "the opposite"),
         (NOISY, "=", 0.5, "cannot tell"),
         (CLEAR, "=", 1.02, "cannot tell"),
+        (CLEAR, "<=", 0.5, "as expected"),
+        (NOISY, "<=", 0.5, "cannot tell"),
+        ([-d for d in CLEAR], "<=", 0.5, "the opposite"),
+        ([-d for d in CLEAR], "<=", 1.02, "cannot tell"),
+        ([-d for d in CLEAR], "<=", 2.0, "as expected"),
     ],
 )
 def test_a_cell_says_only_what_is_sure(evidence, differences, expected, margin, word):
@@ -96,6 +101,28 @@ def test_a_cell_says_only_what_is_sure(evidence, differences, expected, margin, 
     assert said == word
     assert found.mean == pytest.approx(np.mean(differences))
     assert found.low < found.mean < found.high
+
+
+def test_one_comparison_says_what_its_interval_says(evidence):
+    """As expected, if and only if the interval of 95 % leaves no difference out."""
+    random = np.random.default_rng(1)
+    seen = set()
+    for _ in range(400):
+        found = outcome(evidence, list(random.normal(-0.5, 1.0, 6)), "<")
+        ((_, said),) = evidence.said([found])
+        words = {found.high < 0.0: "as expected", found.low > 0.0: "the opposite"}
+        assert said == words.get(True, "cannot tell")
+        seen.add(said)
+    assert "as expected" in seen and "cannot tell" in seen
+
+
+def test_of_equal_means_the_smaller_rate_is_chosen(evidence):
+    """Means that differ by rounding alone, as of other orders of the same numbers, are equal."""
+    first, second = [0.1, 0.2, 0.3, 0.7], [0.3, 0.2, 0.1, 0.7 - 1e-16]
+    found = runs({"side": "a"}, {0.5: first, 0.25: second})
+    results = evidence.Results(found, (), "error")
+    assert [rate for (rate,) in results.choices({"side": "a"}, [1, 2, 3, 4])][3] == 0.25
+    assert results.best({"side": "a"}) == (0.25,)
 
 
 def test_a_difference_of_differences_and_a_ratio(evidence):

@@ -397,8 +397,33 @@ def test_seconds_are_measured_beside_plain_fit(reproduce):
             assert 0 < first < 60 and 0 < second < 60 and first != second
 
 
+def test_what_averages_wait_for_is_the_last_of_the_workers(reproduce):
+    """The committed seconds of BMUF, by order statistics that are drawn in NumPy."""
+    import bmuf_seconds
+    import pages
+
+    results = pages.results_of(pages.read("bmuf_seconds"))
+    random = np.random.default_rng(0)
+    draw = {
+        "log-normal": lambda shape: random.lognormal(-(0.3**2) / 2, 0.3, shape),
+        "exponential": lambda shape: random.exponential(1.0, shape),
+    }
+    compared = 0
+    for condition in results.conditions():
+        workers, period, time = (condition[name] for name in ("workers", "period", "time"))
+        if workers == 1:
+            continue
+        messages = random.exponential(bmuf_seconds.MESSAGE_SECONDS, (2, 4000, workers)).sum(0)
+        last = (draw[time]((4000, workers, period)).sum(-1) + messages).max(-1)
+        seconds = results.judged(condition, "worker_seconds", results.seeds(condition))
+        np.testing.assert_allclose(seconds.mean(), last.mean() / period, rtol=0.03)
+        compared += 1
+    assert compared == 24
+
+
 SYSTEMS = {
     "a3c": {"workers": 2},
+    "bmuf_seconds": {"workers": 4, "period": 8, "time": "exponential"},
     "half_sync": {"way": "half-synchronous"},
     "hogwild": {"problem": "completion", "density": 0.016, "contender": "round-robin"},
     "strom": {"codec": "Threshold 0.064", "link": 100},
