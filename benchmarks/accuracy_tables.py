@@ -73,6 +73,11 @@ def _ours(entries: Sequence[dict], group: str) -> list[dict]:
     return [e for e in entries if e["group"] == group and e["spec"]["kind"] not in others]
 
 
+def beside(entry: dict, entries: Sequence[dict]) -> list[list[dict]]:
+    """What an entry's times are compared with: of the same sitting, to the same accuracy."""
+    return [] if is_earlier(entry) else plain(entries, entry["spec"]["target"])
+
+
 def plain(entries: Sequence[dict], target: float) -> list[list[dict]]:
     """The runs of plain `fit` at each of its settings, to this accuracy."""
     return [
@@ -117,7 +122,7 @@ def rate_cell(entry: dict) -> str:
 def row(entry: dict, entries: Sequence[dict]) -> list[str]:
     lost = sum(not run["reached"] for run in entry["runs"])
     cells = [shown(measured(entry, m), DIGITS[m]) for m in statistics.MEASURES]
-    base = plain(entries, entry["spec"]["target"])
+    base = beside(entry, entries)
     cells += [times(entry, base, m) for m in ("seconds", "cpu_seconds")]
     startup = statistics.median(entry["startup_seconds"])
     lost_cell = f"{lost} of {len(entry['runs'])}" if lost else ""
@@ -247,12 +252,11 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
         axis.set_visible(False)
     styles = (("seconds", "o", "seconds"), ("cpu_seconds", "s", "CPU seconds"))
     for axis, task in zip(axes.flat, panels, strict=False):
-        entries = of_task(record, task)[::-1]
+        entries = [e for e in of_task(record, task)[::-1] if beside(e, of_task(record, task))]
         for shift, (measure, marker, label) in enumerate(styles):
             places, middles, errors = [], [], [[], []]
             for place, entry in enumerate(entries):
-                base = plain(entries, entry["spec"]["target"])
-                found = statistics.ratios(entry["runs"], base, measure)
+                found = statistics.ratios(entry["runs"], beside(entry, entries), measure)
                 middle = statistics.median(found) if found else 0.0
                 if middle > 0.0:
                     low, high, _ = statistics.interval(found)

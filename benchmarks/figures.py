@@ -220,7 +220,6 @@ INLINE = {
     "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
     "cost of our best": lambda: accuracy_cost("threads"),
     "cost of our best, processes": lambda: accuracy_cost("processes"),
-    "cost of periods of 1": lambda: accuracy_cost("threads", "Downpour, every 1"),
     "cost of softsync": lambda: accuracy_cost("threads", "softsync"),
     **{
         f"{name}, {measure}": functools.partial(accuracy_took, name, measure)
