@@ -196,7 +196,8 @@ def in_short(record: dict) -> str:
             synchronous = [each for each in own if each["spec"]["kind"] == "averaging"]
             if not own:
                 continue
-            base, against = plain(entries, own[0]["spec"]["target"]), "plain `fit` at its best setting"
+            base = plain(entries, own[0]["spec"]["target"])
+            against = "plain `fit` at its best setting"
             if group == "straggler":
                 own = [each for each in own if each not in synchronous]
                 base = [each["runs"] for each in synchronous]
