@@ -273,7 +273,7 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
         axis.set_yticks(range(len(entries)), names)
         axis.axvline(1.0, color="grey", linewidth=1)
         axis.set_xscale("log")
-        axis.set_xlabel("times as little as the best plain fit takes (right is better)")
+        axis.set_xlabel("best plain fit / this one (right is better)")
         axis.set_title(f"{task}: to {entries[0]['spec']['target']:g}")
         ticks = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
