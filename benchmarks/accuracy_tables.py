@@ -44,7 +44,10 @@ def said_of(record: dict) -> str:
 
 
 def is_earlier(entry: dict) -> bool:
-    """Whether a contender is from another sitting than the record, at which others computed."""
+    """Whether a contender is from another sitting than the record, at which others computed.
+
+    Its date stands in the published record by hand, which has that sitting's commands as `before`.
+    """
     return "earlier" in entry
 
 
