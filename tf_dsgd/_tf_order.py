@@ -44,6 +44,35 @@ def begin_after(before: tf.Operation, operations: Sequence[tf.Operation]) -> Non
             operation._add_control_input(before)
 
 
+def leading_to(operations: Sequence[tf.Operation], result: Any) -> set[tf.Operation]:
+    """Those of a traced function that are of use: to a result, or to what changes a state."""
+    left = [op for op in operations if op.op_def.is_stateful]
+    flat = tf.nest.flatten(result, expand_composites=True)
+    left += [value.op for value in flat if tf.is_symbolic_tensor(value)]
+    found: set[tf.Operation] = set()
+    while left:
+        op = left.pop()
+        if op not in found:
+            found.add(op)
+            left.extend(tensor.op for tensor in op.inputs)
+    return found
+
+
+def without_unused(concrete: Any, args: Sequence[Any]) -> list[Any]:
+    """What a traced function is called with, zeros in place of what it makes no use of.
+
+    TensorFlow would have that sent to where the function runs.
+    """
+    used = leading_to(concrete.graph.get_operations(), concrete.structured_outputs)
+    flat = tf.nest.flatten(list(args), expand_composites=True)
+    values = [
+        value if taken.op in used else tf.zeros([d or 0 for d in value.shape], value.dtype)
+        for value, taken in zip(flat, concrete.inputs, strict=False)
+    ]
+    packed: list[Any] = tf.nest.pack_sequence_as(list(args), values, expand_composites=True)
+    return packed
+
+
 def depends_on_alone(concrete: Any, variables: Sequence[tf.Variable]) -> bool:
     """Whether a traced function gives the same until one of these variables changes."""
     handles = {id(v.handle) for v in variables}

@@ -2,8 +2,9 @@
 
 Every tensor that crosses between two processes is a call of its own, which costs both sides 0.1 to
 0.2 ms of processor time whatever its size (TensorFlow 2.21 over loopback). A model has many small
-tensors: biases, counters, the sums of metrics, headers. So those travel joined, as bytes; large
-ones travel singly, since joining copies them.
+tensors: biases, counters, the sums of metrics, headers; and a gradient of a table has but the rows
+that were named. So those travel joined, as bytes; large ones travel singly, since joining copies
+them.
 
 Where a worker is several processes, each joins what it has of its own.
 """
@@ -33,22 +34,42 @@ def anywhere(part: int, trace: Callable[[], Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """Tensors that are sent as one: their places in the list, types and shapes."""
+    """Tensors that are sent as one: their places in the list, types and shapes.
+
+    Of rows it is not known before how many there are: their bytes' numbers come first.
+    """
 
     part: int
     """Of the worker, where they are joined, or taken apart."""
-    small: tuple[tuple[int, tf.TensorSpec], ...]
+    specs: tuple[tuple[int, tf.TensorSpec], ...]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The one that is sent."""
-        return tf.concat([to_bytes(tensors[i]) for i, _ in self.small], 0)
+        data = [to_bytes(tensors[i]) for i, _ in self.specs]
+        rows = [
+            tf.size(each, tf.int64)
+            for each, (_, spec) in zip(data, self.specs, strict=True)
+            if not spec.shape.is_fully_defined()
+        ]
+        head = [to_bytes(tf.stack(rows))] if rows else []
+        return tf.concat([*head, *data], 0)
 
     def unpack(self, sent: tf.Tensor) -> dict[int, tf.Tensor]:
         """The tensors by their places."""
-        pieces = tf.split(sent, [_num_bytes(spec) for _, spec in self.small])
+        number = sum(not spec.shape.is_fully_defined() for _, spec in self.specs)
+        known = [
+            _num_bytes(spec) if spec.shape.is_fully_defined() else None for _, spec in self.specs
+        ]
+        if number:
+            head = number * tf.int64.size
+            rows = iter(tf.unstack(from_bytes(sent[:head], tf.int64, [number])))
+            sizes = tf.stack([next(rows) if size is None else size for size in known])
+            pieces = tf.split(sent[head:], sizes, num=len(known))
+        else:
+            pieces = tf.split(sent, known)
         return {
-            i: from_bytes(piece, spec.dtype, spec.shape.as_list())
-            for (i, spec), piece in zip(self.small, pieces, strict=True)
+            i: from_bytes(piece, spec.dtype, [-1 if d is None else d for d in spec.shape])
+            for (i, spec), piece in zip(self.specs, pieces, strict=True)
         }
 
 
@@ -60,22 +81,33 @@ class Bundle:
     joined: tuple[Joined, ...]
 
     @classmethod
-    def of(cls, tensors: Sequence[tf.Tensor], parts: Sequence[int] | None = None) -> Bundle:
-        """The way to send tensors of these types and static shapes; `parts` of a worker has them.
+    def of(
+        cls,
+        tensors: Sequence[tf.Tensor],
+        parts: Sequence[int] | None = None,
+        rows: Sequence[bool] | None = None,
+    ) -> Bundle:
+        """The way to send tensors of these types and static shapes.
 
-        By default all are on one.
+        Args:
+            tensors: of each bundle.
+            parts: of the worker, which have them; by default all are on one.
+            rows: which are some rows of something, and few enough to be copied; by default none.
         """
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-        small: dict[int, list[tuple[int, tf.TensorSpec]]] = {}
-        for i, (spec, part) in enumerate(zip(specs, parts or [0] * len(specs), strict=True)):
-            if _is_small(spec):
-                small.setdefault(part, []).append((i, spec))
-        several = [(part, tuple(found)) for part, found in small.items() if len(found) > 1]
+        none = [0] * len(specs)
+        found: dict[int, list[tuple[int, tf.TensorSpec]]] = {}
+        for i, (spec, part, is_rows) in enumerate(
+            zip(specs, parts or none, rows or none, strict=True)
+        ):
+            if _is_small(spec) or (is_rows and _are_rows(spec)):
+                found.setdefault(part, []).append((i, spec))
+        several = [(part, tuple(each)) for part, each in found.items() if len(each) > 1]
         return cls(len(specs), tuple(Joined(*each) for each in several))
 
     def pack(self, tensors: Sequence[tf.Tensor], on: On = anywhere) -> list[tf.Tensor]:
         """What is sent: the joined ones, if any, then the others."""
-        places = {i for joined in self.joined for i, _ in joined.small}
+        places = {i for joined in self.joined for i, _ in joined.specs}
         packed = [on(j.part, functools.partial(j.pack, tensors)) for j in self.joined]
         return [*packed, *(t for i, t in enumerate(tensors) if i not in places)]
 
@@ -112,6 +144,12 @@ def _is_small(spec: tf.TensorSpec) -> bool:
     if not is_plain(spec.dtype) or not spec.shape.is_fully_defined():
         return False
     return _num_bytes(spec) <= _SMALL_BYTES
+
+
+def _are_rows(spec: tf.TensorSpec) -> bool:
+    if not is_plain(spec.dtype) or not spec.shape.rank:
+        return False
+    return spec.shape[0] is None and spec.shape[1:].is_fully_defined()
 
 
 def _num_bytes(spec: tf.TensorSpec) -> int:

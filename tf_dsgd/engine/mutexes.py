@@ -70,8 +70,8 @@ class Locks:
     ) -> T:
         """Traces `body(arrived)` on the device, under a lock.
 
-        The lock is asked for when everything in `arrived` is on the device, and given back when
-        every operation of `body` is done, used or not.
+        The lock is asked for when everything in `arrived` that `body` uses is on the device, and
+        given back when every operation of `body` is done, used or not.
 
         Args:
             arrived: what the body needs.
@@ -88,14 +88,16 @@ class Locks:
             taken = tf.raw_ops.ResourceAccumulatorTakeGradient(
                 handle=token, num_required=1, dtype=tf.float32
             )
-            for tensor in arrived:
-                _tf_order.begin_after(tensor.op, [taken.op])
 
             def counted() -> T:
                 self._turns.scatter_add(tf.IndexedSlices(tf.ones([1], tf.int64), place[None]))
                 return body(arrived)
 
             result, created = _tf_order.traced(counted)
+            needed = _tf_order.leading_to([taken.op, *created], result)
+            for tensor in arrived:
+                if tensor.op in needed:  # else the body would wait for a sign that it may begin
+                    _tf_order.begin_after(tensor.op, [taken.op])
             _tf_order.begin_after(taken.op, created)
             with tf.control_dependencies(created):
                 _give(token)

@@ -24,6 +24,16 @@ class Parcel:
         return tf.nest.pack_sequence_as(self.content, flat, expand_composites=True)
 
 
+def are_rows(content: Any) -> list[bool]:
+    """Which of all tensors in it are rows of a sparse gradient, or their numbers."""
+    found: list[bool] = []
+    for each in tf.nest.flatten(content):
+        rows = (each.values, each.indices) if isinstance(each, tf.IndexedSlices) else ()
+        tensors = tf.nest.flatten(each, expand_composites=True)
+        found += [any(tensor is row for row in rows) for tensor in tensors]
+    return found
+
+
 def parts_of(store: Store, variables: Sequence[Any], tensors: Sequence[Any]) -> list[int]:
     """On which parts of a worker the variables are whose tensors these are, of each of them."""
     several = store.num_parts > 1

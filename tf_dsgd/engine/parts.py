@@ -25,13 +25,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithm import Algorithm, Codec, Message, ServerRule
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.engine import traffic
 from tf_dsgd.engine.bundles import Bundle, On, anywhere
 from tf_dsgd.engine.merged import Collected, Merged, merged
-from tf_dsgd.engine.parcels import Parcel, parts_of
+from tf_dsgd.engine.parcels import Parcel, are_rows, parts_of
 from tf_dsgd.engine.peers import PeerParts
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
@@ -226,6 +226,16 @@ class Parts:
         """Whether all shards applied the message."""
         return self._received(range(len(self.shards)), self.wrapping(heads, message))
 
+    def delivery_of_fetched(self) -> None:
+        """Sends what was collected after a fetch in the same function.
+
+        The message says what was fetched, so that it need not be told, by a tensor from each shard,
+        when that is read.
+        """
+        parcels = self.wrapping(*self.collection())
+        for shard, receiving, parcel in zip(self.shards, self.receiving, parcels, strict=True):
+            _tf_order.run_independently(shard.call(receiving, parcel).op)
+
     def _delivery_to(
         self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
     ) -> tf.Tensor:
@@ -265,6 +275,7 @@ class Parts:
         """Local steps on `batch(0)`, `batch(1)` ...; gives the last one's outputs."""
         exchange = self.algorithm.exchange
         if exchange.push_every == 1 or exchange.fetch_every == 1:
+            batch = self.step.before_round(None, batch)
             outputs = self.one_step(batch(tf.constant(0)))
         else:
             batch = self.step.before_round(steps, batch)
@@ -343,7 +354,7 @@ class Parts:
             weights = [self.step.weights[i] for i in self._weights_of(shard.index)]
             parts = [0, *parts_of(self.store, weights, tensors)]
             parts += parts_of(self.store, [each.variable for each in here], changes)
-            bundle = shard.bundle(flat, parts)
+            bundle = shard.bundle(flat, parts, are_rows(content))
             self._sent[shard.index] = Parcel(content, bundle)
             parcels.append(bundle.pack(flat, on))
         return parcels

@@ -104,20 +104,18 @@ class Program(Parts):
     @functools.cached_property
     def work_on(self) -> list[_tf.BoundFunction]:
         """(*packed batches) -> the last one's outputs."""
+        return self._bind(self._work_on, *self.step.packing.specs)
 
-        def work_on(*packed: tf.Tensor) -> list[tf.Tensor]:
-            return self._work_there(*self.step.packing.unpack(packed))
-
-        return self._bind(work_on, *self.step.packing.specs)
+    def _work_on(self, *packed: tf.Tensor) -> list[tf.Tensor]:
+        return self._work_there(*self.step.packing.unpack(packed))
 
     @functools.cached_property
     def work_from(self) -> list[_tf.BoundFunction]:
         """(iterator, steps) -> the last outputs; on batches of an iterator on the worker."""
+        return self._bind(self._work_from, *self._iterator_specs)
 
-        def work_from(iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
-            return self._work_there(steps, lambda _: iterator.get_next())
-
-        return self._bind(work_from, *self._iterator_specs)
+    def _work_from(self, iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
+        return self._work_there(steps, lambda _: iterator.get_next())
 
     def _work_there(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
         """Local steps on a worker in another process; gives what the chief may want to read."""
@@ -132,16 +130,19 @@ class Program(Parts):
     @functools.cached_property
     def round_on(self) -> Sequence[Any]:
         """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
-        return self._bind_round(self.work_on, self.step.packing.specs)
+        return self._bind_round("work_on", self.step.packing.specs)
 
     @functools.cached_property
     def round_from(self) -> Sequence[Any]:
         """(iterator, steps) -> the last outputs; fetches before, and pushes after."""
-        return self._bind_round(self.work_from, self._iterator_specs)
+        return self._bind_round("work_from", self._iterator_specs)
 
-    def _bind_round(self, work: list[_tf.BoundFunction], specs: Sequence[Any]) -> Sequence[Any]:
+    def _bind_round(self, work: str, specs: Sequence[Any]) -> Sequence[Any]:
         if self._carrier is not None:
-            return self._carrier.rounds(work, specs)
+            return self._carrier.rounds(getattr(self, work), specs)
+        # Not called as a function: that would read rows of split tables where they are, and begin
+        # and end as a whole, of which all shards would have to be told.
+        trace = getattr(self, f"_{work}")
 
         def whole_round(*inputs: Any) -> list[tf.Tensor]:
             # On the worker from the first: what a function is given, it takes when it begins.
@@ -149,9 +150,9 @@ class Program(Parts):
             laps = Laps()
             self.fetching()
             laps.lap()
-            outputs = work[0].traced(*inputs)
+            outputs = trace(*inputs)
             laps.lap()
-            self.delivery(*self.collection())
+            self.delivery_of_fetched()
             laps.add_to(self.store.laps.template)
             return outputs
 

@@ -124,12 +124,22 @@ class Shard:
 
         All of it is there, its beginning and its end, too, or they would be told of by messages.
         """
-        with tf.device(self.device) if self.remote else contextlib.nullcontext():
+        if not self.remote:
             return concrete(*args)
+        with tf.device(self.device):
+            return concrete(*_tf_order.without_unused(concrete, args))
 
-    def bundle(self, tensors: Sequence[tf.Tensor], parts: Sequence[int]) -> Bundle:
-        """How tensors travel between this shard and a worker, on whose `parts` they are."""
-        return Bundle.of(tensors, parts) if self.remote else Bundle(len(tensors), ())
+    def bundle(
+        self,
+        tensors: Sequence[tf.Tensor],
+        parts: Sequence[int],
+        rows: Sequence[bool] | None = None,
+    ) -> Bundle:
+        """How tensors travel between this shard and a worker, on whose `parts` they are.
+
+        See `Bundle.of`.
+        """
+        return Bundle.of(tensors, parts, rows) if self.remote else Bundle(len(tensors), ())
 
     def locked(self, arrived: Sequence[tf.Tensor], body: Callable[..., T]) -> T:
         """Traces `body(arrived)` on the shard's device, under its lock.

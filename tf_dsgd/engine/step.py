@@ -42,9 +42,12 @@ class Step(Protocol):
         """The next batch of a queue."""
 
     def before_round(
-        self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]
+        self, steps: tf.Tensor | None, batch: Callable[[tf.Tensor], Any]
     ) -> Callable[[tf.Tensor], Any]:
-        """Traces what a worker does before several steps; gives the same batches by number."""
+        """Traces what a worker does before so many steps; gives the same batches by number.
+
+        None: it is one, and always.
+        """
 
     def rate(self, index: int) -> tf.Tensor:
         """The optimizer's rate for weight `index`, traced for the side that is open."""

@@ -78,9 +78,7 @@ class TracedStep:
         self._laid = None if parts is None else parts.step(call, model, optimizers)
         self._rows: RowsOfRounds | None = None
         self._reads_ahead = (
-            steps.distribute_strategy.cluster.reads_rows_by_round
-            and min(algorithm.exchange.push_every, algorithm.exchange.fetch_every) > 1
-            and self._laid is None
+            steps.distribute_strategy.cluster.reads_rows_by_round and self._laid is None
         )
         self._trace(self._laid or call)
         check_codec(algorithm.codec, self.applications)
@@ -250,7 +248,7 @@ class TracedStep:
     # -- what an engine asks for ------------------------------------------------------------
 
     def before_round(
-        self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]
+        self, steps: tf.Tensor | None, batch: Callable[[tf.Tensor], Any]
     ) -> Callable[[tf.Tensor], Any]:
         """`batch`, after the worker has read what the steps on all of them look up."""
         return batch if self._rows is None else self._rows.read(steps, batch)

@@ -62,8 +62,18 @@ class RowsOfRounds:
             of_tables[key].append(tf.cast(ids, tf.int64))
         return [tf.concat(ids, 0) for ids in of_tables.values()]
 
-    def read(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> Callable[..., Any]:
-        """Takes `batch(0)`, `batch(1)` ..., reads their rows, and gives them by number again."""
+    def read(
+        self, steps: tf.Tensor | None, batch: Callable[[tf.Tensor], Any]
+    ) -> Callable[[tf.Tensor], Any]:
+        """Takes `batch(0)`, `batch(1)` ..., reads their rows, and gives them by number again.
+
+        Without `steps` it is one, and needs no loop.
+        """
+        tables = list(self._tables.values())
+        if steps is None:
+            only = batch(tf.constant(0))
+            reading.keep(tables, self._looked_up(only))
+            return lambda _: only
         drawn = tf.TensorArray(tf.variant, steps, element_shape=[])
         named = [
             tf.TensorArray(tf.int64, steps, element_shape=[None], infer_shape=False)
@@ -82,7 +92,7 @@ class RowsOfRounds:
         _, drawn, named = tf.while_loop(
             lambda k, *_: k < steps, draw, (tf.constant(0), drawn, named), parallel_iterations=1
         )
-        reading.keep(list(self._tables.values()), [ids.concat() for ids in named])
+        reading.keep(tables, [ids.concat() for ids in named])
 
         def again(k: tf.Tensor) -> Any:
             optional = tf.nest.pack_sequence_as(self._spec, [drawn.read(k)], expand_composites=True)
