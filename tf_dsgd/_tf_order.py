@@ -58,16 +58,21 @@ def leading_to(operations: Sequence[tf.Operation], result: Any) -> set[tf.Operat
     return found
 
 
+def uses(concrete: Any) -> list[bool]:
+    """Which of what it takes in a traced function makes use of; its arguments come first."""
+    used = leading_to(concrete.graph.get_operations(), concrete.structured_outputs)
+    return [tensor.op in used for tensor in concrete.inputs]
+
+
 def without_unused(concrete: Any, args: Sequence[Any]) -> list[Any]:
     """What a traced function is called with, zeros in place of what it makes no use of.
 
     TensorFlow would have that sent to where the function runs.
     """
-    used = leading_to(concrete.graph.get_operations(), concrete.structured_outputs)
     flat = tf.nest.flatten(list(args), expand_composites=True)
     values = [
-        value if taken.op in used else tf.zeros([d or 0 for d in value.shape], value.dtype)
-        for value, taken in zip(flat, concrete.inputs, strict=False)
+        value if used else tf.zeros([d or 0 for d in value.shape], value.dtype)
+        for value, used in zip(flat, uses(concrete), strict=False)
     ]
     packed: list[Any] = tf.nest.pack_sequence_as(list(args), values, expand_composites=True)
     return packed

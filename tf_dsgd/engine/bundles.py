@@ -43,6 +43,13 @@ class Joined:
     """Of the worker, where they are joined, or taken apart."""
     specs: tuple[tuple[int, tf.TensorSpec], ...]
 
+    @property
+    def num_bytes(self) -> int | None:
+        """Of what is sent; None where there are rows."""
+        specs = [spec for _, spec in self.specs]
+        known = all(spec.shape.is_fully_defined() for spec in specs)
+        return sum(map(_num_bytes, specs)) if known else None
+
     def pack(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The one that is sent."""
         data = [to_bytes(tensors[i]) for i, _ in self.specs]
@@ -79,6 +86,7 @@ class Bundle:
 
     count: int
     joined: tuple[Joined, ...]
+    single: tuple[tf.TensorSpec, ...] = ()
 
     @classmethod
     def of(
@@ -103,7 +111,15 @@ class Bundle:
             if _is_small(spec) or (is_rows and _are_rows(spec)):
                 found.setdefault(part, []).append((i, spec))
         several = [(part, tuple(each)) for part, each in found.items() if len(each) > 1]
-        return cls(len(specs), tuple(Joined(*each) for each in several))
+        places = {i for _, each in several for i, _ in each}
+        single = tuple(spec for i, spec in enumerate(specs) if i not in places)
+        return cls(len(specs), tuple(Joined(*each) for each in several), single)
+
+    @property
+    def sent(self) -> list[tf.TensorSpec]:
+        """Types and shapes of what is sent."""
+        joined = [tf.TensorSpec([each.num_bytes], tf.uint8) for each in self.joined]
+        return [*joined, *self.single]
 
     def pack(self, tensors: Sequence[tf.Tensor], on: On = anywhere) -> list[tf.Tensor]:
         """What is sent: the joined ones, if any, then the others."""

@@ -37,8 +37,8 @@ class PostCarrier:
         functions = self._mail.rounds(work, specs)
         return [functools.partial(self._round, m, each) for m, each in enumerate(functions)]
 
-    def _round(self, m: int, function: _tf.BoundFunction, *inputs: Any) -> Any:
-        return self._post.round(m, functools.partial(self._wire.round, function, inputs))
+    def _round(self, m: int, function: _tf.BoundFunction, *inputs: Any) -> None:
+        self._post.round(m, functools.partial(self._wire.round, function, inputs))
 
     def _push(self, m: int, valid: tf.Tensor) -> None:
         self._post.push(m, bool(valid))

@@ -36,13 +36,6 @@ class Parts(Protocol):
     @property
     def receiving(self) -> list[Any]: ...
     def unpacked(self, shard: int, parcel: Sequence[tf.Tensor]) -> Any: ...
-    def set_clock(
-        self,
-        changes: dict[int, tf.Tensor],
-        fixed: tf.Tensor,
-        versions: tf.Tensor,
-        fetched: tf.Tensor,
-    ) -> None: ...
 
 
 class Copies:

@@ -84,7 +84,7 @@ class MailParts:
             with tf.control_dependencies(done):
                 self._copies.taken_in()
                 version = tf.identity(version)
-            parts.set_clock({}, fixed, begun, version[None])
+            parts.store.set_clock({}, fixed, begun, version[None])
             return version
 
         return _traced(fetched, *TAKEN, *self._of_scalars)
@@ -104,20 +104,20 @@ class MailParts:
     def rounds(
         self, work: list[_tf.BoundFunction], specs: Sequence[Any]
     ) -> list[_tf.BoundFunction]:
-        """(key, taken, thrown, version, *scalars, *inputs of work) -> (its outputs, header)."""
+        """(key, taken, thrown, version, *scalars, *inputs of work) -> header."""
         number = len(TAKEN) + len(self._of_scalars)
 
-        def whole_round(key: tf.Tensor, *inputs: Any) -> tuple[Any, tf.Tensor]:
+        def whole_round(key: tf.Tensor, *inputs: Any) -> tf.Tensor:
             laps = Laps()
             fetched = self._fetched(*inputs[:number])
             laps.lap()
             # A step that fails leaves no message half taken in.
             with tf.control_dependencies([fetched]):
-                outputs = work[0].traced(*inputs[number:])
+                work[0].traced(*inputs[number:])
                 laps.lap()
                 header = self._left(key)
             laps.add_to(self._parts.store.laps.template)
-            return outputs, header
+            return header
 
         return self._bind(whole_round, KEY, *TAKEN, *self._of_scalars, *specs)
 
@@ -149,7 +149,7 @@ class MailParts:
         def begin(version: tf.Tensor, *values: tf.Tensor) -> None:
             fixed, begun, _ = clock_parts(self._parts.clock.template.read_value(), 1)
             self._copies.begin(values)
-            self._parts.set_clock({}, fixed, begun, version[None])
+            self._parts.store.set_clock({}, fixed, begun, version[None])
 
         return self._bind(begin, KEY, *map(_spec, self._copies.begun_with))
 

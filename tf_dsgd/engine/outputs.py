@@ -32,8 +32,8 @@ class Outputs:
         now, number = time.monotonic(), len(members.tasks)
         self._members = members
         self._executors = executors
-        self._outputs: list[tuple[Program, list[tf.Tensor]] | None] = [None] * number
-        """Each worker's latest, which are there."""
+        self._latest: list[Program | None] = [None] * number
+        """Of each worker whose outputs it has, which are there, if they were not read."""
         self._brought: tuple[Program, list[tf.Tensor]] | None = None
         """The latest that are here."""
         self._asked = [now for _ in range(number)]
@@ -41,19 +41,20 @@ class Outputs:
         self._laps_seen = [np.zeros([2]) for _ in range(number)]
         self._laps_read = [now for _ in range(number)]
 
-    def latest(self, task: Task, program: Program, outputs: list[tf.Tensor]) -> None:
-        """A worker's round gave these; they are there."""
-        self._outputs[task.index] = program, outputs
+    def latest(self, task: Task, program: Program) -> None:
+        """A worker's round has left its outputs there."""
+        self._latest[task.index] = program
 
     def renewed(self, task: Task) -> None:
         """A worker's variables are new."""
         self._laps_seen[task.index] = np.zeros([2])
+        self._latest[task.index] = None
         if self._members.engine.has_program:
             self._members.engine.program.running.forget(task.index)
 
     def clear(self) -> None:
         """What workers had to show is of a training that an error has ended."""
-        self._outputs = [None] * len(self._outputs)
+        self._latest = [None] * len(self._latest)
         self._brought = None
 
     def read(self, task: Task, *, at_once: bool = False) -> None:
@@ -63,8 +64,8 @@ class Outputs:
         """
         m, now = task.index, time.monotonic()
         seconds = 0.0 if at_once else self._every
-        latest = self._outputs[m]
-        is_first = latest is not None and not latest[0].running.begun
+        latest = self._latest[m]
+        is_first = latest is not None and not latest.running.begun
         outputs_due = is_first or now - self._asked[m] >= seconds
         laps_due = now - self._laps_read[m] >= seconds
         if not outputs_due and not laps_due:
@@ -99,15 +100,17 @@ class Outputs:
 
     def bring(self, task: Task) -> None:
         """Copies a worker's latest outputs here; it may take long."""
-        latest, self._outputs[task.index] = self._outputs[task.index], None
-        if latest is None:
+        program, self._latest[task.index] = self._latest[task.index], None
+        if program is None:
             return
         self._asked[task.index] = time.monotonic()
-        program, outputs = latest
+        copies = [told.copies[task.index] for told in program.told]
+        if any(copy is None for copy in copies):
+            return  # lost a moment ago
         try:
             # Not by `tf.identity`, a function to TensorFlow, with a half on the worker: it was seen
             # to wait without end where workers were killed (TF 2.21).
-            arrays = [output.numpy() for output in outputs]
+            arrays = [copy.numpy() for copy in copies]
         except tf.errors.OpError:  # the worker is gone, as its next call will tell
             self._executors[task.index].clear_error()
             program.running.begin()

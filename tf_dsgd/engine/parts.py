@@ -202,6 +202,12 @@ class Parts:
         ]
 
     @functools.cached_property
+    def _is_asked(self) -> bool:
+        """Whether a shard makes use of who fetches, or which rows."""
+        given = len(tf.nest.flatten(self.asking.structured_outputs))
+        return any(any(_tf_order.uses(each)[:given]) for each in self.reading)
+
+    @functools.cached_property
     def taking(self) -> Any:
         """(a parcel from each shard) -> the first shard's version."""
         return _traced(self._take, [reading.structured_outputs for reading in self.reading])
@@ -254,7 +260,9 @@ class Parts:
         """
         if self._peers is not None:
             return self._peers.fetching()
-        who, rows = self.asking()
+        # Reading what nobody asks for would have the answers wait for a sign of the worker.
+        none: tuple[tf.Tensor, dict[str, tf.Tensor]] = (tf.zeros([3], tf.int64), {})
+        who, rows = self.asking() if self._is_asked else none
         if name is not None:
             who = tf.stack([who[0], name, tf.int64.max])
         return self.taking(
@@ -293,19 +301,8 @@ class Parts:
         clock = self.clock.template.read_value()
         fixed, versions, fetched = clock_parts(clock, len(self.shards))
         versions = tf.where(clock[STEPS] == 0, fetched, versions)
-        self.set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
+        self.store.set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
         return outputs
-
-    def set_clock(
-        self,
-        changes: dict[int, tf.Tensor],
-        fixed: tf.Tensor,
-        versions: tf.Tensor,
-        fetched: tf.Tensor,
-    ) -> None:
-        fixed = tf.stack([changes.get(i, fixed[i]) for i in range(fixed.shape[0])])
-        clock = tf.concat([fixed, versions, fetched], 0)
-        self.clock.template.assign(clock, read_value=False)
 
     def _collect(self) -> tuple[list[tf.Tensor], list[Gradient]]:
         """Headers, and the message: of each weight what the codec makes of it, then changes."""
@@ -326,7 +323,7 @@ class Parts:
         message.extend(each.collect(take_out=take_out) for each in self.merged)
         clock = self.clock.template.read_value()
         changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}
-        self.set_clock(changes, *clock_parts(clock, len(self.shards)))
+        self.store.set_clock(changes, *clock_parts(clock, len(self.shards)))
         return headers(clock, len(self.shards)), message
 
     # -- shards -----------------------------------------------------------------------------
@@ -502,7 +499,7 @@ class Parts:
             total = tf.cast(traffic.bytes_of(list(parcels)), tf.int64)
             self.store.fetched.template.assign(total, read_value=False)
         fixed, begun, _ = clock_parts(clock, len(self.shards))
-        self.set_clock({}, fixed, begun, tf.stack(versions))
+        self.store.set_clock({}, fixed, begun, tf.stack(versions))
         return versions[0]
 
 

@@ -111,7 +111,7 @@ class PeerParts:
         (last,) = tf.while_loop(lambda number: number < end, take, [after], parallel_iterations=1)
         with tf.control_dependencies([last]):
             self._copies.taken_in()
-        parts.set_clock({}, fixed, begun, last[None])
+        parts.store.set_clock({}, fixed, begun, last[None])
         return tf.identity(last)
 
     def _begin_anew(self) -> bool:

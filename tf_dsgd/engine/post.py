@@ -106,26 +106,25 @@ class Post:
 
     # -- what a round needs -----------------------------------------------------------------
 
-    def round(self, m: int, compute: Callable[[int, Due], tuple[Any, Any]]) -> Any:
-        """A worker takes in what there is, computes, and sends; what `compute` gave is given.
+    def round(self, m: int, compute: Callable[[int, Due], Any]) -> None:
+        """A worker takes in what there is, computes, and sends.
 
         Args:
             m: the worker.
-            compute: called with the message's key and what is taken in before; gives anything, and
-                the message's header.
+            compute: called with the message's key and what is taken in before; gives the message's
+                header.
         """
         with self._alone(m) as incarnation:
             self._enter(m, incarnation)
             key, due = self._due(m, incarnation)
             with self._as_far_as_it_came(m, incarnation, due):
-                result, header = compute(key, due)
+                header = compute(key, due)
             with self._lock:
                 here = self._took(m, incarnation, due)
                 if here:
                     self._boxes.posted(m, key)
         if here:
             self._deliver(m, incarnation, key, header)
-        return result
 
     def fetch(self, m: int) -> Any:
         """At rest: a worker takes in what there is, and has an empty mailbox then."""

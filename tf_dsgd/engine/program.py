@@ -16,7 +16,7 @@ and where batches are sent to workers in other processes:
     ahead_on(*batches, *message)   both   local steps; meanwhile the shards take a message
     round_on(*batches)        both     fetch + local steps + push, in one call
 
-The last three give what the chief may want to read in a bundle, for `unbundle`.
+The last three leave what the chief may want to read with the worker, in `told`, for `unbundle`.
 
 Each is traced once, with one worker's variables, and bound to every worker. `Parts` are what they
 are made of. An engine names what it may call, by `prepare`.
@@ -34,7 +34,7 @@ from tf_dsgd import _tf
 from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
-from tf_dsgd.engine.state import INCARNATION, named
+from tf_dsgd.engine.state import INCARNATION, Replicated, named
 from tf_dsgd.engine.timing import Laps
 
 
@@ -103,25 +103,48 @@ class Program(Parts):
 
     @functools.cached_property
     def work_on(self) -> list[_tf.BoundFunction]:
-        """(*packed batches) -> the last one's outputs."""
+        """(*packed batches)."""
         return self._bind(self._work_on, *self.step.packing.specs)
 
-    def _work_on(self, *packed: tf.Tensor) -> list[tf.Tensor]:
-        return self._work_there(*self.step.packing.unpack(packed))
+    def _work_on(self, *packed: tf.Tensor) -> None:
+        self._work_there(*self.step.packing.unpack(packed))
 
     @functools.cached_property
     def work_from(self) -> list[_tf.BoundFunction]:
-        """(iterator, steps) -> the last outputs; on batches of an iterator on the worker."""
+        """(iterator, steps); on batches of an iterator on the worker."""
         return self._bind(self._work_from, *self._iterator_specs)
 
-    def _work_from(self, iterator: Any, steps: tf.Tensor) -> list[tf.Tensor]:
-        return self._work_there(steps, lambda _: iterator.get_next())
+    def _work_from(self, iterator: Any, steps: tf.Tensor) -> None:
+        self._work_there(steps, lambda _: iterator.get_next())
 
-    def _work_there(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> list[tf.Tensor]:
-        """Local steps on a worker in another process; gives what the chief may want to read."""
+    def _work_there(self, steps: tf.Tensor, batch: Callable[[tf.Tensor], Any]) -> None:
+        """Local steps on a worker in another process; keeps what the chief may want to read.
+
+        It is kept there, as a call that gave it would tell the chief of it, and the chief the
+        worker that it is not used, each time.
+        """
         before = self.running.state()
         outputs = self._work(steps, batch)
-        return self._outputs.pack([*outputs, *self.running.worker_total(before)])
+        told = self._outputs.pack([*outputs, *self.running.worker_total(before)])
+        for kept, value in zip(self.told, told, strict=True):
+            kept.template.assign(value, read_value=False)
+
+    @functools.cached_property
+    def told(self) -> list[Replicated]:
+        """Of each worker in another process what the chief may want to read, for `unbundle`."""
+        return [
+            self.store.cell(
+                ("told", k, spec.dtype.name, str(spec.shape)),
+                functools.partial(self._kept_there, spec),
+            )
+            for k, spec in enumerate(self._outputs.sent)
+        ]
+
+    def _kept_there(self, spec: tf.TensorSpec) -> Replicated:
+        def first(_: int) -> tf.Tensor:
+            return tf.zeros([d or 0 for d in spec.shape.as_list()], spec.dtype)
+
+        return self.store.replicate(first, dtype=spec.dtype, shape=spec.shape, name="told")
 
     @property
     def _iterator_specs(self) -> list[Any]:
@@ -129,12 +152,12 @@ class Program(Parts):
 
     @functools.cached_property
     def round_on(self) -> Sequence[Any]:
-        """(*packed batches) -> the last one's outputs; fetches before, and pushes after."""
+        """(*packed batches); fetches before, and pushes after."""
         return self._bind_round("work_on", self.step.packing.specs)
 
     @functools.cached_property
     def round_from(self) -> Sequence[Any]:
-        """(iterator, steps) -> the last outputs; fetches before, and pushes after."""
+        """(iterator, steps); fetches before, and pushes after."""
         return self._bind_round("work_from", self._iterator_specs)
 
     def _bind_round(self, work: str, specs: Sequence[Any]) -> Sequence[Any]:
@@ -144,28 +167,27 @@ class Program(Parts):
         # and end as a whole, of which all shards would have to be told.
         trace = getattr(self, f"_{work}")
 
-        def whole_round(*inputs: Any) -> list[tf.Tensor]:
+        def whole_round(*inputs: Any) -> None:
             # On the worker from the first: what a function is given, it takes when it begins.
             inputs = tuple(_here(value) for value in inputs)
             laps = Laps()
             self.fetching()
             laps.lap()
-            outputs = trace(*inputs)
+            trace(*inputs)
             laps.lap()
             self.delivery_of_fetched()
             laps.add_to(self.store.laps.template)
-            return outputs
 
         return self._bind(whole_round, *specs)
 
     @functools.cached_property
     def ahead_on(self) -> list[_tf.BoundFunction]:
-        """(*packed batches, *message) -> the last outputs; a message travels meanwhile."""
+        """(*packed batches, *message); a message travels meanwhile."""
         return self._bind_ahead(self.work_on, self.step.packing.specs)
 
     @functools.cached_property
     def ahead_from(self) -> list[_tf.BoundFunction]:
-        """(iterator, steps, *message) -> the last outputs; a message travels meanwhile."""
+        """(iterator, steps, *message); a message travels meanwhile."""
         return self._bind_ahead(self.work_from, self._iterator_specs)
 
     def _bind_ahead(
@@ -177,18 +199,18 @@ class Program(Parts):
         workers have no copy, where it does, and one waits for the other.
         """
 
-        def ahead(*inputs: Any) -> list[tf.Tensor]:
+        def ahead(*inputs: Any) -> None:
             self._take_in(inputs[len(specs) :])
-            return work[0].traced(*inputs[: len(specs)])
+            work[0].traced(*inputs[: len(specs)])
 
         return self._bind(ahead, *specs, *self._message_specs)
 
-    def unbundle(self, outputs: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """(outputs of a step, the worker's running metrics), of what `round_on` and its like gave.
+    def unbundle(self, told: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """(outputs of a step, the worker's running metrics), of what a worker has in `told`.
 
         Call it on the host.
         """
-        values = self._outputs.unpack(outputs)
+        values = self._outputs.unpack(told)
         number = len(self.step.outputs)
         return values[:number], values[number:]
 

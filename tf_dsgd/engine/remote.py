@@ -202,20 +202,20 @@ class RemoteRounds(Rounds):
                 program.round_on if engine.stream.pipelines is None else program.round_from
             )
             watch.enter(ROUND)
-            outputs = whole_round[m](*inputs)
+            whole_round[m](*inputs)
             watch.enter("wait")
             counts = self._acknowledge(task, lease)
         else:
             if task.fetch_next:
                 self._fetch(task, program)
             watch.enter("compute")
-            outputs = self._compute(task, program, work, inputs)
+            self._compute(task, program, work, inputs)
             watch.enter("wait")
             if push and self._keeps(task):
                 self._keep(task, lease, program.collect[m]())
             elif push:
                 counts = self.send_accrued(task, program, lease)
-        self.outputs.latest(task, program, outputs)
+        self.outputs.latest(task, program)
         with engine.changed:
             if task.is_present:
                 task.fetch_next = not counts or scheduler.exchange.fetch_due(task.step)
@@ -255,16 +255,16 @@ class RemoteRounds(Rounds):
 
     def _compute(
         self, task: Task, program: Program, work: Sequence[Any], inputs: Sequence[Any]
-    ) -> Any:
+    ) -> None:
         """Local steps, during which a kept message travels."""
         m, kept = task.index, task.sent
         if kept is None:
-            return work[m](*inputs)
+            work[m](*inputs)
+            return
         ahead = program.ahead_on if self.engine.stream.pipelines is None else program.ahead_from
         message = tf.nest.flatten(kept.message, expand_composites=True)
-        outputs = ahead[m](*inputs, *message)
+        ahead[m](*inputs, *message)
         self._acknowledge(task, kept)
-        return outputs
 
     def _send_kept(self, task: Task, program: Program) -> None:
         """Sends a kept message where no round follows at once."""

@@ -155,6 +155,18 @@ class Store:
         self.clock = self.replicate(self._first_clock, dtype=tf.int64, name="clock")
         """Each worker's clock: the header of its next message, and the versions it fetched."""
 
+    def set_clock(
+        self,
+        changes: dict[int, tf.Tensor],
+        fixed: tf.Tensor,
+        versions: tf.Tensor,
+        fetched: tf.Tensor,
+    ) -> None:
+        """Traces a worker's new clock, of the parts that `clock_parts` gave, and what changed."""
+        fixed = tf.stack([changes.get(i, fixed[i]) for i in range(fixed.shape[0])])
+        clock = tf.concat([fixed, versions, fetched], 0)
+        self.clock.template.assign(clock, read_value=False)
+
     def _first_clock(self, worker: int) -> np.ndarray:
         clock = np.zeros([_FIXED + 2 * self.num_shards], np.int64)
         clock[:3] = worker, self.tasks[worker].incarnation, self._last_sequences[worker]
