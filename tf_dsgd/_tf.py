@@ -98,7 +98,8 @@ class SizeChangingVariable:
 
     Passing the handle of such a variable to a function in another process ends that process: the
     other side takes the handle's shape for a complete one (`DeserializeRemoteTensorHandle`,
-    TF 2.21). So this is a scalar variant that holds a list of one tensor.
+    TF 2.21). So this is a scalar variant that holds a list of one tensor, or of several, which
+    make up the value one behind the other.
     """
 
     def __init__(
@@ -129,19 +130,27 @@ class SizeChangingVariable:
 
     def read_value(self) -> tf.Tensor:
         """The value."""
-        value = tf.raw_ops.TensorListGetItem(
-            input_handle=self._variable.read_value(),
-            index=0,
-            element_shape=-1,
-            element_dtype=self.dtype,
-        )
-        value = tf.ensure_shape(value, self.shape)
-        return value
+        kept = {"input_handle": self._variable.read_value(), "element_dtype": self.dtype}
+        if self.shape.rank:
+            shape = [-1, *(-1 if d is None else d for d in self.shape[1:])]
+            value, _ = tf.raw_ops.TensorListConcatV2(
+                **kept, element_shape=shape, leading_dims=tf.zeros([0], tf.int64)
+            )
+        else:
+            value = tf.raw_ops.TensorListGetItem(**kept, index=0, element_shape=-1)
+        return tf.ensure_shape(value, self.shape)
 
     def assign(self, value: Any, read_value: bool = True) -> None:
         """Sets the value."""
         del read_value
         self._variable.assign(self._wrapped(value), read_value=False)
+
+    def append(self, value: tf.Tensor) -> None:
+        """Adds to the value along its first axis; what there was is not copied."""
+        longer = tf.raw_ops.TensorListPushBack(
+            input_handle=self._variable.read_value(), tensor=value
+        )
+        self._variable.assign(longer, read_value=False)
 
 
 def make_variable_while_tracing(**options: Any) -> tf.Variable:

@@ -47,9 +47,8 @@ class Accumulator:
             if factor is not None:
                 gradient = arithmetic.scaled(gradient, factor)
             indices = tf.cast(gradient.indices, tf.int64)
-            self._rows.assign(tf.concat([self.rows, indices], 0), read_value=False)
-            values = tf.concat([self._values.read_value(), gradient.values], 0)
-            self._values.assign(values, read_value=False)
+            self._rows.append(indices)
+            self._values.append(gradient.values)
         elif factor is None:
             arithmetic.add(self._total, gradient)
         else:
