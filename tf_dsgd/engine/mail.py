@@ -26,7 +26,7 @@ from tf_dsgd.algorithm import PeerRule
 from tf_dsgd.engine.copies import Copies, Parts
 from tf_dsgd.engine.log import Messages
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
-from tf_dsgd.engine.state import INCARNATION, clock_parts
+from tf_dsgd.engine.state import INCARNATION
 from tf_dsgd.engine.timing import Laps
 
 KEY = tf.TensorSpec([], tf.int64)
@@ -72,7 +72,7 @@ class MailParts:
             taken: tf.Tensor, thrown: tf.Tensor, version: tf.Tensor, *scalars: tf.Tensor
         ) -> tf.Tensor:
             parts, messages = self._parts, self.messages
-            fixed, begun, _ = clock_parts(parts.clock.template.read_value(), 1)
+            clock = parts.clock.template.read_value()
             self._copies.set_scalars(scalars)
 
             done = [
@@ -84,7 +84,7 @@ class MailParts:
             with tf.control_dependencies(done):
                 self._copies.taken_in()
                 version = tf.identity(version)
-            parts.store.set_clock({}, fixed, begun, version[None])
+            parts.store.set_clock(clock, fetched=version[None])
             return version
 
         return _traced(fetched, *TAKEN, *self._of_scalars)
@@ -147,9 +147,9 @@ class MailParts:
         """(version, *model) -> nothing."""
 
         def begin(version: tf.Tensor, *values: tf.Tensor) -> None:
-            fixed, begun, _ = clock_parts(self._parts.clock.template.read_value(), 1)
+            clock = self._parts.clock.template.read_value()
             self._copies.begin(values)
-            self._parts.store.set_clock({}, fixed, begun, version[None])
+            self._parts.store.set_clock(clock, fetched=version[None])
 
         return self._bind(begin, KEY, *map(_spec, self._copies.begun_with))
 

@@ -104,13 +104,10 @@ class Outputs:
         if program is None:
             return
         self._asked[task.index] = time.monotonic()
-        copies = [told.copies[task.index] for told in program.told]
-        if any(copy is None for copy in copies):
-            return  # lost a moment ago
         try:
             # Not by `tf.identity`, a function to TensorFlow, with a half on the worker: it was seen
             # to wait without end where workers were killed (TF 2.21).
-            arrays = [copy.numpy() for copy in copies]
+            arrays = [told.numpy() for told in program.tell[task.index]()]
         except tf.errors.OpError:  # the worker is gone, as its next call will tell
             self._executors[task.index].clear_error()
             program.running.begin()

@@ -299,9 +299,9 @@ class Parts:
                 parallel_iterations=1,
             )
         clock = self.clock.template.read_value()
-        fixed, versions, fetched = clock_parts(clock, len(self.shards))
-        versions = tf.where(clock[STEPS] == 0, fetched, versions)
-        self.store.set_clock({STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, fixed, versions, fetched)
+        _, begun, fetched = clock_parts(clock, len(self.shards))
+        begun = tf.where(clock[STEPS] == 0, fetched, begun)
+        self.store.set_clock(clock, {STEPS: clock[STEPS] + tf.cast(steps, tf.int64)}, begun)
         return outputs
 
     def _collect(self) -> tuple[list[tf.Tensor], list[Gradient]]:
@@ -323,7 +323,7 @@ class Parts:
         message.extend(each.collect(take_out=take_out) for each in self.merged)
         clock = self.clock.template.read_value()
         changes = {SEQUENCE: clock[SEQUENCE] + 1, STEPS: tf.zeros([], tf.int64)}
-        self.store.set_clock(changes, *clock_parts(clock, len(self.shards)))
+        self.store.set_clock(clock, changes)
         return headers(clock, len(self.shards)), message
 
     # -- shards -----------------------------------------------------------------------------
@@ -395,7 +395,7 @@ class Parts:
             who, needed = tf.nest.pack_sequence_as(given, flat)
             worker, name, sequence = tf.unstack(who, 3)
             rows = {
-                i: self._changed_rows(i, worker, needed.get(str(i)))
+                i: self.row_logs[i].differ(worker, needed.get(str(i)))
                 for i in mine
                 if i in self._by_rows
             }
@@ -432,14 +432,6 @@ class Parts:
         if not (self.can_be_late and self._rule_waits):
             return fetched()  # what it remembers is remembered anew before it counts
         return tf.cond(shard.last_message(worker) <= sequence, fetched, lambda: False)
-
-    def _changed_rows(self, i: int, worker: tf.Tensor, unsent: tf.Tensor | None) -> tf.Tensor:
-        """Rows of a table in which the worker's copy may differ from the shard's."""
-        changed, whole = self.row_logs[i].changed(worker)
-        if unsent is not None:
-            changed = tf.unique(tf.concat([changed, unsent], 0))[0]
-        size = self.step.weights[i].primary.shape[0]
-        return tf.cond(whole, lambda: tf.range(size, dtype=tf.int64), lambda: changed)
 
     def _answer(
         self, view: ShardView, worker: tf.Tensor, n: int, i: int, rows: tf.Tensor | None
@@ -498,8 +490,7 @@ class Parts:
         if self.store.counts_fetched:
             total = tf.cast(traffic.bytes_of(list(parcels)), tf.int64)
             self.store.fetched.template.assign(total, read_value=False)
-        fixed, begun, _ = clock_parts(clock, len(self.shards))
-        self.store.set_clock({}, fixed, begun, tf.stack(versions))
+        self.store.set_clock(clock, fetched=tf.stack(versions))
         return versions[0]
 
 

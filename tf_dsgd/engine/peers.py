@@ -83,7 +83,7 @@ class PeerParts:
         """
         parts, log, messages = self._parts, self._log, self._stored
         clock = parts.clock.template.read_value()
-        fixed, begun, read = clock_parts(clock, 1)
+        read = clock_parts(clock, 1)[2]
         edition = self._edition.template.read_value()
 
         def ask(arrived: Sequence[tf.Tensor]) -> tuple[Any, ...]:
@@ -111,7 +111,7 @@ class PeerParts:
         (last,) = tf.while_loop(lambda number: number < end, take, [after], parallel_iterations=1)
         with tf.control_dependencies([last]):
             self._copies.taken_in()
-        parts.store.set_clock({}, fixed, begun, last[None])
+        parts.store.set_clock(clock, fetched=last[None])
         return tf.identity(last)
 
     def _begin_anew(self) -> bool:

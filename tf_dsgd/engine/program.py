@@ -16,7 +16,7 @@ and where batches are sent to workers in other processes:
     ahead_on(*batches, *message)   both   local steps; meanwhile the shards take a message
     round_on(*batches)        both     fetch + local steps + push, in one call
 
-The last three leave what the chief may want to read with the worker, in `told`, for `unbundle`.
+The last three leave what the chief may want to read with the worker, for `tell`.
 
 Each is traced once, with one worker's variables, and bound to every worker. `Parts` are what they
 are made of. An engine names what it may call, by `prepare`.
@@ -126,12 +126,16 @@ class Program(Parts):
         before = self.running.state()
         outputs = self._work(steps, batch)
         told = self._outputs.pack([*outputs, *self.running.worker_total(before)])
-        for kept, value in zip(self.told, told, strict=True):
+        for kept, value in zip(self._told, told, strict=True):
             kept.template.assign(value, read_value=False)
 
     @functools.cached_property
-    def told(self) -> list[Replicated]:
-        """Of each worker in another process what the chief may want to read, for `unbundle`."""
+    def tell(self) -> list[_tf.BoundFunction]:
+        """() -> what a worker in another process has kept, for `unbundle`."""
+        return self._bind(lambda: [kept.template.read_value() for kept in self._told])
+
+    @functools.cached_property
+    def _told(self) -> list[Replicated]:
         return [
             self.store.cell(
                 ("told", k, spec.dtype.name, str(spec.shape)),
@@ -206,7 +210,7 @@ class Program(Parts):
         return self._bind(ahead, *specs, *self._message_specs)
 
     def unbundle(self, told: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """(outputs of a step, the worker's running metrics), of what a worker has in `told`.
+        """(outputs of a step, the worker's running metrics), of what `tell` gave.
 
         Call it on the host.
         """

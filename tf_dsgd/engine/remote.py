@@ -87,6 +87,7 @@ class RemoteRounds(Rounds):
         if program.mail is not None:
             program.carried_by(PostCarrier(program.mail, self.members))
         _ = program.work_on, program.fetch, program.push, program.round_on, program.flush
+        _ = program.tell
         if self.overlaps:
             _ = program.ahead_on, program.deliver
         if program.can_be_late or len(self.engine.shards) > 1:  # or messages may be cut off

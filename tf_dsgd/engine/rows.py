@@ -57,6 +57,14 @@ class RowLog:
         self._place.scatter_update(tf.IndexedSlices(tf.size(log, tf.int64)[None], worker[None]))
         return tf.unique(rows)[0], place < 0
 
+    def differ(self, worker: tf.Tensor, unsent: tf.Tensor | None) -> tf.Tensor:
+        """Rows in which `worker`'s copy may differ from the table: changed, or its own `unsent`."""
+        changed, whole = self.changed(worker)
+        if unsent is not None:
+            changed = tf.unique(tf.concat([changed, unsent], 0))[0]
+        size = self._table.shape[0]
+        return tf.cond(whole, lambda: tf.range(size, dtype=tf.int64), lambda: changed)
+
     def forget(self) -> None:
         """Every worker fetches the whole table next; for writes that the log did not see."""
         self._place.assign(np.full(self._place.shape, _WHOLE_TABLE, np.int64))

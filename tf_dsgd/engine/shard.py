@@ -14,7 +14,6 @@ counts is added as a whole.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -157,15 +157,19 @@ class Store:
 
     def set_clock(
         self,
-        changes: dict[int, tf.Tensor],
-        fixed: tf.Tensor,
-        versions: tf.Tensor,
-        fetched: tf.Tensor,
+        clock: tf.Tensor,
+        changes: Mapping[int, tf.Tensor] | None = None,
+        begun: tf.Tensor | None = None,
+        fetched: tf.Tensor | None = None,
     ) -> None:
-        """Traces a worker's new clock, of the parts that `clock_parts` gave, and what changed."""
-        fixed = tf.stack([changes.get(i, fixed[i]) for i in range(fixed.shape[0])])
-        clock = tf.concat([fixed, versions, fetched], 0)
-        self.clock.template.assign(clock, read_value=False)
+        """Traces a worker's new clock: `clock` but for what is given, parts as `clock_parts`."""
+        fixed, *versions = clock_parts(clock, self.num_shards)
+        if changes:
+            fixed = tf.stack([changes.get(i, fixed[i]) for i in range(_FIXED)])
+        parts = [
+            old if new is None else new for old, new in zip(versions, (begun, fetched), strict=True)
+        ]
+        self.clock.template.assign(tf.concat([fixed, *parts], 0), read_value=False)
 
     def _first_clock(self, worker: int) -> np.ndarray:
         clock = np.zeros([_FIXED + 2 * self.num_shards], np.int64)

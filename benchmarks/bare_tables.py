@@ -1,0 +1,250 @@
+"""Tables split over two ps, with TensorFlow alone: what a mini-batch of two workers takes.
+
+    python benchmarks/bare_tables.py                         # one step a call, several, each twice
+    python benchmarks/bare_tables.py --steps_per_call 1,5 --rows 1e7 --optimizer sgd
+
+The model, the data and the optimizers of recommender_task.py, by `bare_recommender.py`'s rules.
+This process is the chief: a thread for each worker calls a function there, which reads the rows of
+its mini-batch and the dense variables from both ps, computes, and sends back what each ps applies
+under a lock. As few tensors cross as can: one question to each ps, one answer, one message. With
+several steps in a call they are a loop over all of that (`joined`), or the function has so many
+copies of it (`unrolled`). No Keras, nothing of this package: no header, no count of staleness, no
+message twice refused, nobody lost.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import bare
+import bare_cluster
+import bare_recommender
+import processor_time
+import recommender_task as task
+import runs
+import tensorflow as tf
+
+PS = 2
+
+
+class Shard:
+    """A ps: half the rows of both tables; the dense variables are on the first."""
+
+    def __init__(self, index: int, spec: task.Spec, rows: int):
+        self.index, self.device = index, bare_cluster.device_of("ps", index)
+        with tf.device(self.device):
+            uniform = [tf.random.uniform([rows, task.WIDTH], -0.05, 0.05) for _ in range(2)]
+            self.tables = [bare_recommender.Weight(part, spec.optimizer) for part in uniform]
+            shapes = ([3 * task.WIDTH, 64], [64], [64, 1], [1]) if index == 0 else ()
+            random = [tf.random.normal(shape, stddev=0.05) for shape in shapes]
+            self.dense = [bare_recommender.Weight(value, spec.optimizer) for value in random]
+            self.count, self.lock = tf.Variable(0.0), tf.CriticalSection()
+
+    def read(self, asked: tf.Tensor) -> tf.Tensor:
+        """Rows of both tables, then the dense variables, in one vector."""
+        with tf.device(self.device):
+            number = asked[0]
+            users, items = asked[1 : 1 + number], asked[1 + number :]
+            found = [
+                tf.gather(table.value, ids)
+                for table, ids in zip(self.tables, (users, items), strict=True)
+            ]
+            found += [weight.value.read_value() for weight in self.dense]
+            return tf.concat([tf.reshape(value, [-1]) for value in found], 0)
+
+    def apply(self, sent: tf.Tensor) -> tf.Tensor:
+        """Takes numbers and ids (as floats' bytes), gradients of rows and of dense variables."""
+        with tf.device(self.device):
+            sent = tf.identity(sent)
+
+            def body() -> tf.Tensor:
+                step = self.count.assign_add(1.0)
+                numbers = tf.bitcast(sent[:2], tf.int32)
+                users, items = numbers[0], numbers[1]
+                both = users + items
+                ids = tf.bitcast(sent[2 : 2 + both], tf.int32)
+                at = 2 + both
+                for table, of_table in zip(self.tables, (ids[:users], ids[users:]), strict=True):
+                    size = tf.size(of_table) * task.WIDTH
+                    g = tf.reshape(sent[at : at + size], [-1, task.WIDTH])
+                    table.update_rows(of_table, g, step)
+                    at += size
+                for weight in self.dense:
+                    size = weight.value.shape.num_elements()
+                    weight.update(tf.reshape(sent[at : at + size], weight.value.shape), step)
+                    at += size
+                return step
+
+            with tf.control_dependencies([sent]):
+                return self.lock.execute(body)
+
+
+def shares(ids: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Of different ids: the rows on each ps, and their places."""
+    owner = tf.cast(ids % PS, tf.int32)
+    places = tf.dynamic_partition(tf.range(tf.size(ids)), owner, PS)
+    return tf.dynamic_partition(tf.cast(ids // PS, tf.int32), owner, PS), places
+
+
+def train(shards: list[Shard], x: list[tf.Tensor], y: tf.Tensor) -> None:
+    """One step."""
+    named = [tf.unique(ids) for ids in x]
+    rows, places = zip(*(shares(ids) for ids, _ in named), strict=True)
+    answers = []
+    for s, shard in enumerate(shards):
+        asked = tf.concat([tf.size(rows[0][s])[None], rows[0][s], rows[1][s]], 0)
+        answers.append(tf.identity(shard.read(asked)))
+    tables = []
+    of_first = [tf.size(rows[0][s]) * task.WIDTH for s in range(PS)]
+    of_second = [tf.size(rows[1][s]) * task.WIDTH for s in range(PS)]
+    for t, at, of in ((0, [0] * PS, of_first), (1, of_first, of_second)):
+        parts = [tf.reshape(answers[s][at[s] : at[s] + of[s]], [-1, task.WIDTH]) for s in range(PS)]
+        tables.append(tf.dynamic_stitch(places[t], parts))
+    at, weights = of_first[0] + of_second[0], []
+    for weight in shards[0].dense:
+        size = weight.value.shape.num_elements()
+        weights.append(tf.reshape(answers[0][at : at + size], weight.value.shape))
+        at += size
+    with tf.GradientTape() as tape:
+        tape.watch([*tables, *weights])
+        user, item = (tf.gather(r, place) for r, (_, place) in zip(tables, named, strict=True))
+        hidden = tf.concat([user, item, user * item], 1) @ weights[0] + weights[1]
+        logits = tf.nn.relu(hidden) @ weights[2] + weights[3]
+        loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y[:, None], logits))
+    found = tape.gradient(loss, [*tables, *weights])
+    summed = [
+        tf.math.unsorted_segment_sum(g.values, g.indices, tf.size(ids))
+        for g, (ids, _) in zip(found[:2], named, strict=True)
+    ]
+    for s, shard in enumerate(shards):
+        numbers = tf.stack([tf.size(rows[0][s]), tf.size(rows[1][s])])
+        ids = tf.bitcast(tf.concat([numbers, rows[0][s], rows[1][s]], 0), tf.float32)
+        gradients = [
+            tf.reshape(tf.gather(g, p[s]), [-1]) for g, p in zip(summed, places, strict=True)
+        ]
+        gradients += [tf.reshape(g, [-1]) for g in found[2:] if s == 0]
+        shard.apply(tf.concat([ids, *gradients], 0))
+
+
+def worker(spec: task.Spec, shards: list[Shard], m: int, steps: int, unrolled: bool):
+    device = bare_cluster.device_of("worker", m)
+    x, y = task.make_data(spec)
+    with tf.device(device):
+        data = [tf.constant(ids.reshape(-1, task.BATCH)) for ids in x.values()]
+        targets = tf.constant(y.reshape(-1, task.BATCH))
+        position = tf.Variable(m * spec.steps // 2)
+
+    def step(k: tf.Tensor) -> None:
+        with tf.device(device):
+            k = tf.math.floormod(k, spec.steps)
+            train(shards, [ids[k] for ids in data], targets[k])
+
+    @tf.function(autograph=False)
+    def call() -> None:
+        with tf.device(device):
+            first = position.read_value()
+            if unrolled:
+                for k in range(steps):
+                    step(first + k)
+            else:
+                bare.loop(steps, step, first)
+            position.assign_add(steps, read_value=False)
+
+    def on_worker():
+        with tf.device(device):
+            return call()
+
+    return on_worker
+
+
+def run(spec: task.Spec, steps: int, unrolled: bool) -> dict:
+    """In a process of its own."""
+    addresses = bare_cluster.free_addresses(1 + PS + spec.workers)
+    chief, ps, workers = addresses[:1], addresses[1 : 1 + PS], addresses[1 + PS :]
+    cluster = {"ps": ps, "worker": workers, "chief": chief}
+    import os
+
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+    started: dict[str, list[subprocess.Popen]] = {"ps": [], "worker": []}
+    try:
+        for job, processes in started.items():
+            for index in range(len(cluster[job])):
+                told = json.dumps([cluster, job, index, 1])
+                command = [sys.executable, bare_cluster.__file__, told]
+                processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc"
+        )
+        shards = [Shard(s, spec, -(-spec.rows // PS)) for s in range(PS)]
+        calls = [worker(spec, shards, m, steps, unrolled) for m in range(spec.workers)]
+        for call in calls:
+            call()
+            call()
+        pids = {
+            processor_time.CHIEF: [os.getpid()],
+            processor_time.PS: [p.pid for p in started["ps"]],
+            processor_time.WORKERS: [p.pid for p in started["worker"]],
+        }
+        meter, counts = task.Meter(pids), [0] * spec.workers
+        end = time.perf_counter() + spec.seconds
+
+        def work(m: int) -> None:
+            while time.perf_counter() < end:
+                calls[m]()
+                counts[m] += steps
+
+        before = float(shards[0].count)
+        meter.start()
+        threads = [threading.Thread(target=work, args=(m,)) for m in range(spec.workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        meter.stop()
+        if float(shards[0].count) - before != sum(counts):
+            raise RuntimeError("A step was lost.")
+        return meter.result(sum(counts))
+    finally:
+        for process in (*started["ps"], *started["worker"]):
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--one"]:
+        told = json.loads(sys.argv[2])
+        result = run(task.Spec(**told["spec"]), told["steps"], told["unrolled"])
+        print(json.dumps(result), flush=True)
+        import os
+
+        os._exit(0)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=float, default=1e6)
+    parser.add_argument("--optimizer", default="adagrad", choices=task.RATES)
+    parser.add_argument("--steps_per_call", default="1,2,5,20")
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    spec = {"rows": int(options.rows), "optimizer": options.optimizer, "seconds": options.seconds}
+    print("| way | steps a call | thousand examples/s | CPU ms: chief | ps | workers | all |")
+    for _ in range(options.repetitions):
+        for steps in map(int, options.steps_per_call.split(",")):
+            for unrolled in (False, True)[: 1 if steps == 1 or steps > 8 else 2]:
+                told = {"spec": spec, "steps": steps, "unrolled": unrolled}
+                command = [sys.executable, __file__, "--one", json.dumps(told)]
+                found = runs.run_process(command, 300.0)
+                cpu = {r: 1e3 * s / found["steps"] for r, s in found["cpu_seconds"].items()}
+                print(
+                    f"| {'unrolled' if unrolled else 'loop'} | {steps} | "
+                    f"{found['examples_per_second'] / 1e3:.1f} | "
+                    + " | ".join(f"{cpu[r]:.1f}" for r in processor_time.ROLES)
+                    + f" | {sum(cpu.values()):.1f} |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
