@@ -1,8 +1,30 @@
 """What is done before what in a graph that TensorFlow has optimized."""
 
+import tensorflow as tf
+
 WRITE = ("Assign", "Scatter", "Apply")
 # Of a lock's token.
 TAKEN, GIVEN = "ResourceAccumulatorTakeGradient", "ResourceAccumulatorApplyGradient"
+
+
+def joined(partitions):
+    """The GraphDefs that TensorFlow made of a function, one for each device, as one."""
+    whole, sends = tf.compat.v1.GraphDef(), {}
+    for index, graph in enumerate(partitions):
+        for node in graph.node:
+            copy = whole.node.add()
+            copy.CopyFrom(node)
+            copy.name = f"{index}/{node.name}"
+            del copy.input[:]
+            for each in node.input:
+                control = "^" if each.startswith("^") else ""
+                copy.input.append(f"{control}{index}/{each.removeprefix('^')}")
+            if node.op == "_Send":
+                sends[node.attr["tensor_name"].s] = copy.name
+    for node in whole.node:
+        if node.op == "_Recv":
+            node.input.append(f"^{sends[node.attr['tensor_name'].s]}")
+    return whole
 
 
 class Graph:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tf_dsgd
 from tests.packaging.repository import ROOT
 from tests.packaging.test_benchmarks import run_benchmark
 
@@ -124,6 +125,23 @@ def test_what_a_prefetch_could_gain_is_a_ratio_of_one_repetition(benchmarks):
     line = prefetch.report([result]).splitlines()[-1]
     speeds = "75 | 1.10 (1.00-1.20) | 15.00 (10.00-20.00) | 0.62 (0.50-0.75) |"
     assert line == f"| cluster | 1,000,000 | 20 | {speeds}"
+
+
+def test_rows_that_cost_nothing_are_constants(benchmarks, monkeypatch):
+    import recommender_contenders
+
+    from tf_dsgd.strategies.rows import reading
+
+    strategy = tf_dsgd.DownpourStrategy(
+        tf_dsgd.LocalCluster(2), placement={"table/.*": tf_dsgd.Rows()}
+    )
+    with strategy.scope():
+        ids = keras.Input((), dtype="int32")
+        model = keras.Model(ids, keras.layers.Embedding(9, 2, "ones", name="table")(ids))
+    monkeypatch.setattr(reading, "from_shards", reading.from_shards)  # put back at the end
+    recommender_contenders.read_nothing()
+    np.testing.assert_array_equal(model(np.arange(9)), np.full((9, 2), 0.05, "float32"))
+    np.testing.assert_array_equal(model.get_weights()[0], np.ones((9, 2)))
 
 
 @pytest.mark.slow
