@@ -145,6 +145,17 @@ def test_rows_that_cost_nothing_are_constants(benchmarks, monkeypatch):
 
 
 @pytest.mark.slow
+def test_tensorflow_alone_on_two_ps_loses_no_step(benchmarks):
+    """In a loop and one behind the other; the program counts them on a ps."""
+    output = run_benchmark(
+        "bare_tables.py",
+        *("--rows", "1000", "--steps_per_call", "1,2", "--repetitions", "1", "--seconds", "0.3"),
+    )
+    names = [line.split("|")[1].strip() for line in output.splitlines() if line.startswith("|")]
+    assert names == ["steps of a call", "---", "1", "2", "2, unrolled"]
+
+
+@pytest.mark.slow
 def test_rows_for_nothing_are_not_read(benchmarks):
     output = run_benchmark(
         "prefetch.py",
