@@ -49,24 +49,25 @@ def serve(cluster: dict, job: str, task: int, intra: int) -> None:
 
 
 @contextlib.contextmanager
-def servers(spec: bare.Spec) -> Iterator[processor_time.Pids]:
-    """A ps and the workers, to which this process is connected; gives their pids, by role."""
-    ps, chief, *workers = free_addresses(2 + spec.workers)
-    cluster = {"ps": [ps], "worker": workers, "chief": [chief]}
+def servers(spec: bare.Spec, ps: int = 1) -> Iterator[processor_time.Pids]:
+    """`ps` and workers, to which this process is connected; gives their pids, by role."""
+    chief, *addresses = free_addresses(1 + ps + spec.workers)
+    cluster = {"ps": addresses[:ps], "worker": addresses[ps:], "chief": [chief]}
     # A call is done when it returns; else it would only be queued. Read when TensorFlow connects.
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     started: list[subprocess.Popen] = []
     try:
-        for job, task in [("ps", 0), *(("worker", m) for m in range(spec.workers))]:
-            command = [sys.executable, __file__, json.dumps([cluster, job, task, spec.intra])]
-            started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
+        for job in ("ps", "worker"):
+            for task, _ in enumerate(cluster[job]):
+                command = [sys.executable, __file__, json.dumps([cluster, job, task, spec.intra])]
+                started.append(subprocess.Popen(command, stdin=subprocess.PIPE))
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc"
         )
         yield {
             processor_time.CHIEF: [os.getpid()],
-            processor_time.PS: [started[0].pid],
-            processor_time.WORKERS: [server.pid for server in started[1:]],
+            processor_time.PS: [server.pid for server in started[:ps]],
+            processor_time.WORKERS: [server.pid for server in started[ps:]],
         }
     finally:
         for server in started:

@@ -15,15 +15,13 @@ that came twice, nobody lost.
 import argparse
 import json
 import os
-import subprocess
 import sys
-import threading
-import time
+from pathlib import Path
+from typing import Any
 
 import bare
 import bare_cluster
 import bare_recommender
-import processor_time
 import recommender_task as task
 import runs
 import tensorflow as tf
@@ -130,7 +128,10 @@ def train(shards: list[Shard], x: list[tf.Tensor], y: tf.Tensor) -> None:
         shard.apply(tf.concat([ids, *gradients], 0))
 
 
-def worker(spec: task.Spec, shards: list[Shard], m: int, steps: int, unrolled: bool):
+def worker(
+    spec: task.Spec, steps: bare.Spec, unrolled: bool, shards: list[Shard], m: int
+) -> bare.Function:
+    """A function that makes the steps of one call on a worker."""
     device = bare_cluster.device_of("worker", m)
     x, y = task.make_data(spec)
     with tf.device(device):
@@ -148,100 +149,75 @@ def worker(spec: task.Spec, shards: list[Shard], m: int, steps: int, unrolled: b
         with tf.device(device):
             first = position.read_value()
             if unrolled:
-                for k in range(steps):
+                for k in range(steps.steps_per_call):
                     step(first + k)
             else:
-                bare.loop(steps, step, first)
-            position.assign_add(steps, read_value=False)
+                bare.loop(steps.steps_per_call, step, first)
+            position.assign_add(steps.steps_per_call, read_value=False)
 
-    def on_worker():
+    def on_worker() -> Any:
         with tf.device(device):
             return call()
 
     return on_worker
 
 
-def run(spec: task.Spec, steps: int, unrolled: bool) -> dict:
-    """In a process of its own."""
-    addresses = bare_cluster.free_addresses(1 + PS + spec.workers)
-    chief, ps, workers = addresses[:1], addresses[1 : 1 + PS], addresses[1 + PS :]
-    cluster = {"ps": ps, "worker": workers, "chief": chief}
-    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
-    started: dict[str, list[subprocess.Popen]] = {"ps": [], "worker": []}
-    try:
-        for job, processes in started.items():
-            for index in range(len(cluster[job])):
-                told = json.dumps([cluster, job, index, 1])
-                command = [sys.executable, bare_cluster.__file__, told]
-                processes.append(subprocess.Popen(command, stdin=subprocess.PIPE))
-        tf.config.experimental_connect_to_cluster(
-            tf.train.ClusterSpec(cluster), job_name="chief", task_index=0, protocol="grpc"
-        )
-        shards = [Shard(s, spec, -(-spec.rows // PS)) for s in range(PS)]
-        calls = [worker(spec, shards, m, steps, unrolled) for m in range(spec.workers)]
-        for call in calls:
-            call()
-            call()
-        pids = {
-            processor_time.CHIEF: [os.getpid()],
-            processor_time.PS: [p.pid for p in started["ps"]],
-            processor_time.WORKERS: [p.pid for p in started["worker"]],
-        }
-        meter, counts = task.Meter(pids), [0] * spec.workers
-        end = time.perf_counter() + spec.seconds
+def run(rows: int, optimizer: str, seconds: float, steps_per_call: int, unrolled: bool) -> dict:
+    """One contender, in a process of its own."""
+    spec = task.Spec(rows=rows, optimizer=optimizer)
+    steps = bare.Spec(steps_per_call=steps_per_call, seconds=seconds, workers=spec.workers)
+    with bare_cluster.servers(steps, PS) as pids:
+        shards = [Shard(s, spec, -(-rows // PS)) for s in range(PS)]
+        calls = [worker(spec, steps, unrolled, shards, m) for m in range(spec.workers)]
+        result = bare.measure(steps, calls, pids)
+        expected = result["steps"] + bare.FIRST_CALLS * steps_per_call * spec.workers
+        counted = [int(shard.count) for shard in shards]
+        if counted != [expected] * PS:
+            raise SystemExit(f"Steps were lost: {counted} of {expected} are on the ps.")
+    return result
 
-        def work(m: int) -> None:
-            while time.perf_counter() < end:
-                calls[m]()
-                counts[m] += steps
 
-        before = float(shards[0].count)
-        meter.start()
-        threads = [threading.Thread(target=work, args=(m,)) for m in range(spec.workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        meter.stop()
-        if float(shards[0].count) - before != sum(counts):
-            raise RuntimeError("A step was lost.")
-        return meter.result(sum(counts))
-    finally:
-        for process in (*started["ps"], *started["worker"]):
-            process.kill()
-            process.wait()
+def contenders(options: argparse.Namespace) -> dict[str, dict]:
+    """By name."""
+    common = {"optimizer": options.optimizer, "seconds": options.seconds}
+    common |= {"rows": int(options.rows)}
+    found = {}
+    for steps in options.steps_per_call:
+        for unrolled in (False, True) if steps > 1 else (False,):
+            name = f"{steps}, unrolled" if unrolled else str(steps)
+            found[name] = {**common, "steps_per_call": steps, "unrolled": unrolled}
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    """From 1 on, with commas between them."""
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"take numbers from 1 on, as 1,2,5. Received: {text}")
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--one"]:
-        told = json.loads(sys.argv[2])
-        result = run(task.Spec(**told["spec"]), told["steps"], told["unrolled"])
-        print(json.dumps(result), flush=True)
-        os._exit(0)
+    if sys.argv[1:] and sys.argv[1].startswith("{"):
+        print(json.dumps(run(**json.loads(sys.argv[1]))), flush=True)
+        os._exit(0)  # TensorFlow's threads would wait for servers that were ended
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=float, default=1e6)
     parser.add_argument("--optimizer", default="adagrad", choices=task.RATES)
-    parser.add_argument("--steps_per_call", default="1,2,5")
+    parser.add_argument("--steps_per_call", type=numbers, default="1,2,5", help="with commas")
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=5.0, help="that each is timed")
     options = parser.parse_args()
-    spec = {"rows": int(options.rows), "optimizer": options.optimizer, "seconds": options.seconds}
-    print("| steps of a call | thousand examples/s | CPU ms: chief | ps | workers | all |")
-    print("|---|---|---|---|---|---|")
-    for _ in range(options.repetitions):
-        for steps in map(int, options.steps_per_call.split(",")):
-            for unrolled in (False, True) if steps > 1 else (False,):
-                told = {"spec": spec, "steps": steps, "unrolled": unrolled}
-                command = [sys.executable, __file__, "--one", json.dumps(told)]
-                found = runs.run_process(command, 300.0)
-                cpu = {r: 1e3 * s / found["steps"] for r, s in found["cpu_seconds"].items()}
-                print(
-                    f"| {steps}{', unrolled' * unrolled} | "
-                    f"{found['examples_per_second'] / 1e3:.1f} | "
-                    + " | ".join(f"{cpu[r]:.1f}" for r in processor_time.ROLES)
-                    + f" | {sum(cpu.values()):.1f} |",
-                    flush=True,
-                )
+    results = runs.interleaved(Path(__file__).name, contenders(options), options.repetitions)
+    roles = runs.cpu_roles(results)
+    header = ["steps of a call", "thousand examples/s", *runs.cpu_header(roles), "in all"]
+    lines = []
+    for name, outcomes in results.items():
+        speeds = [task.BATCH * each["steps_per_second"] / 1e3 for each in outcomes]
+        whole = [1e3 * sum(each["cpu_seconds"].values()) / each["steps"] for each in outcomes]
+        cells = [runs.spread(speeds, 1), *runs.cpu_cells(outcomes, roles), runs.spread(whole, 1)]
+        lines.append([name, *cells])
+    print(runs.heading(runs.provenance()))
+    print(runs.table(header, lines))
 
 
 if __name__ == "__main__":

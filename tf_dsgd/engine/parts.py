@@ -260,7 +260,7 @@ class Parts:
         """
         if self._peers is not None:
             return self._peers.fetching()
-        # Reading what nobody asks for would have the answers wait for a sign of the worker.
+        # What nobody needs is not asked for: TensorFlow would have the answers wait for its end.
         none: tuple[tf.Tensor, dict[str, tf.Tensor]] = (tf.zeros([3], tf.int64), {})
         who, rows = self.asking() if self._is_asked else none
         if name is not None:

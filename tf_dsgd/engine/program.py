@@ -157,19 +157,19 @@ class Program(Parts):
     @functools.cached_property
     def round_on(self) -> Sequence[Any]:
         """(*packed batches); fetches before, and pushes after."""
-        return self._bind_round("work_on", self.step.packing.specs)
+        return self._bind_round(self.work_on, self._work_on, self.step.packing.specs)
 
     @functools.cached_property
     def round_from(self) -> Sequence[Any]:
         """(iterator, steps); fetches before, and pushes after."""
-        return self._bind_round("work_from", self._iterator_specs)
+        return self._bind_round(self.work_from, self._work_from, self._iterator_specs)
 
-    def _bind_round(self, work: str, specs: Sequence[Any]) -> Sequence[Any]:
+    def _bind_round(
+        self, work: list[_tf.BoundFunction], trace: Callable[..., None], specs: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Of each worker a whole round with that work, which `trace` traces into another."""
         if self._carrier is not None:
-            return self._carrier.rounds(getattr(self, work), specs)
-        # Not called as a function: that would read rows of split tables where they are, and begin
-        # and end as a whole, of which all shards would have to be told.
-        trace = getattr(self, f"_{work}")
+            return self._carrier.rounds(work, specs)
 
         def whole_round(*inputs: Any) -> None:
             # On the worker from the first: what a function is given, it takes when it begins.
@@ -177,6 +177,8 @@ class Program(Parts):
             laps = Laps()
             self.fetching()
             laps.lap()
+            # Not called, as it reads rows of split tables on their shards: those would have to be
+            # told of its beginning and its end.
             trace(*inputs)
             laps.lap()
             self.delivery_of_fetched()
