@@ -99,6 +99,9 @@ class Queue:
     def draw(self, worker, steps, others):
         return [(self.returned or self.ids).popleft() for _ in range(steps)]
 
+    def apart(self, part):
+        return [[one] for one in part]
+
     def give_back(self, parts):
         self.returned.extend(i for part in parts for i in part)
 
@@ -130,6 +133,9 @@ class Pipelines:
         ids = self._upcoming(worker, others)
         assert steps <= len(ids)
         return [ids.popleft() for _ in range(steps)]
+
+    def apart(self, part):
+        return [[one] for one in part]
 
     def give_back(self, parts):
         self.returned.extend(i for part in parts for i in part)

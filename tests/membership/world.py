@@ -37,15 +37,22 @@ class World:
         rounds = [(1, 1), (2, 2), (3, 3), (3, 1)] + [(1, 3), (2, 3)] * (not shares)
         push, fetch = choose.choice(rounds)
         bound = choose.choice([None, 0, 1, 2])
+        in_a_row = choose.choice([1, 1, 1, 1, 2, 3])
+        if in_a_row > 1:
+            push, fetch, bound = 1, 1, None
         warm_start, together = choose.choice([0, 0, 0, 4]), choose.random() < 0.3
         self.rule = Rule(push, fetch, bound, warm_start, end_together=together)
         self.overlaps = push < fetch
         backup = 1.0 if shares else choose.choice([None, 1.0])
         self.tasks = [Task(m) for m in range(number)]
         self.scheduler = scheduler(
-            self.rule, self.tasks, longest_call=choose.choice([1, 3]), backup_after=backup
+            self.rule,
+            self.tasks,
+            longest_call=choose.choice([1, 3]) if in_a_row == 1 else 3,
+            backup_after=backup,
         )
         self.scheduler.backs_up = backup is not None and not self.overlaps
+        self.scheduler.rounds_a_call = in_a_row
         self.shards = [Shard(number) for _ in range(choose.randint(least, 3))]
         self.processes = [Process(m, 0, 0) for m in range(number)]
         self.speeds = [choose.choice([1.0, 1.0, 0.05]) for _ in self.tasks]
@@ -60,16 +67,26 @@ class World:
         self.longest_drain = 20_000
         self.sending = set()
         self.transitions = 0
+        self.in_a_row = 0
+        """How often a call had several rounds."""
         self.seen = Counter()
         """How often each state of leases and tasks was entered, by name."""
 
     # -- what happens -----------------------------------------------------------------------
 
     def run(self, transitions):
-        """A history of about so many transitions, then rest; checks all on the way."""
+        """A history of about so many transitions, then rest; checks all on the way.
+
+        Where calls may have several rounds they are ten times as long, since calls have several
+        neither at first nor at a drain.
+        """
+        several = self.scheduler.rounds_a_call > 1
         for epoch in range(self.random.randint(1, 3)):
-            self.begin_epoch(self.random.randint(1, 12))
-            while self.transitions < transitions * (epoch + 1) // 3:
+            until = transitions * (epoch + 1) // 3
+            if several:
+                until = self.transitions + 3 * transitions
+            self.begin_epoch(self.random.randint(1, 60 if several else 12))
+            while self.transitions < until:
                 self.step()
             self.drain()
 
@@ -97,7 +114,8 @@ class World:
         self.transitions += 1
         what = self.random.random()
         if what < 0.12:
-            self.grant()
+            for _ in range(4 * self.scheduler.rounds_a_call - 3):  # at once, as `fit` is quick
+                self.grant()
         elif what < 0.17:
             self.now += self.random.choice([0.5, 1.0, 2.0, 2.0, 8.0])
         elif what < 0.22:
@@ -268,6 +286,8 @@ class World:
         yield
         if lease is None or lease.has_ended():
             return 0
+        if lease.messages > 1:
+            return (yield from self.rounds_in_a_row(task, lease))
         part = lease.parts[-1]
         scheduler.begins(task, self.now)
         push = scheduler.exchange.push_due(task.step) or scheduler.has_all(task)
@@ -307,6 +327,28 @@ class World:
             kept = task.sent
             yield from self.deliver(task, *kept.message)
             scheduler.counted(task, kept, self.now)
+            self.stepped_on()
+        return following
+
+    def rounds_in_a_row(self, task, lease):
+        """Several in one call: the chief learns of them when all are over."""
+        self.in_a_row += 1
+        self.scheduler.begins(task, self.now)
+        # What the worker was told of: if it is lost meanwhile, its lease may be less than that.
+        for one in list(lease.parts[0]):
+            yield from self.compute(task, [one])
+            yield from self.deliver(task, *self.process(task).collect())
+        counts = self.scheduler.counted(task, lease, self.now)
+        self.stepped_on() if counts else self.wake()
+        if task.is_present:
+            task.fetch_next = True
+        yield
+        self.scheduler.ends(task)
+        if not counts:
+            return 0
+        yield
+        following = self.scheduler.take(task)
+        if following:
             self.stepped_on()
         return following
 
@@ -357,12 +399,13 @@ class World:
         process = self.process(task)
         self.scheduler.begins(task, self.now)
         assert not process.accrued, "gradients of its own would be sent in another's name"
-        name = lease.name
-        for part in lease.parts:
-            yield from self.compute(task, part)
-        _, ids = self.process(task).collect()
-        yield from self.deliver(task, name, ids)
-        self.scheduler.ran(task, lease)
+        messages = self.scheduler.messages_of(lease)
+        for name, parts in messages:
+            for part in parts:
+                yield from self.compute(task, part)
+            _, ids = self.process(task).collect()
+            yield from self.deliver(task, name, ids)
+        self.scheduler.ran(task, lease, len(messages))
         self.wake()
 
     def stepped_on(self):

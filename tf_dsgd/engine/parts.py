@@ -40,7 +40,6 @@ from tf_dsgd.engine.state import (
     SEQUENCE,
     STEPS,
     WORKER,
-    Replicated,
     Store,
     clock_parts,
     headers,
@@ -118,17 +117,12 @@ class Parts:
         return self.algorithm.on_shards
 
     def _merged_as(self, variable: Any) -> Merged:
-        copies = functools.partial(self._copies_of, variable)
+        copies = functools.partial(self.store.copy_of, variable.on_workers(), variable.dtype)
         base = self.store.cell(("base", _tf.unique_id(variable)), copies)
         cells = functools.partial(self.shard_cell, variable.shard)
         peers = self.algorithm.between_peers is not None
         together = not peers and self._server.averages_statistics
         return merged(variable, base, self.store.num_workers, cells, together)
-
-    def _copies_of(self, variable: Any) -> Replicated:
-        own = variable.on_workers()
-        where = {"dtype": variable.dtype, "name": "base", "part": own.part}
-        return self.store.replicate(lambda m: own.copies[m].read_value(), **where)
 
     def shard_cell(
         self, shard: int, key: Any, shape: Sequence[int | None], dtype: tf.DType
@@ -232,15 +226,18 @@ class Parts:
         """Whether all shards applied the message."""
         return self._received(range(len(self.shards)), self.wrapping(heads, message))
 
-    def delivery_of_fetched(self) -> None:
+    def delivery_of_fetched(self) -> list[tf.Operation]:
         """Sends what was collected after a fetch in the same function.
 
         The message says what was fetched, so that it need not be told, by a tensor from each shard,
         when that is read.
         """
         parcels = self.wrapping(*self.collection())
-        for shard, receiving, parcel in zip(self.shards, self.receiving, parcels, strict=True):
-            _tf_order.run_independently(shard.call(receiving, parcel).op)
+        calls = zip(self.shards, self.receiving, parcels, strict=True)
+        sent = [shard.call(receiving, parcel).op for shard, receiving, parcel in calls]
+        for operation in sent:
+            _tf_order.run_independently(operation)
+        return sent
 
     def _delivery_to(
         self, shards: Sequence[int], heads: Sequence[tf.Tensor], message: Sequence[Gradient]
@@ -265,12 +262,14 @@ class Parts:
         who, rows = self.asking() if self._is_asked else none
         if name is not None:
             who = tf.stack([who[0], name, tf.int64.max])
-        return self.taking(
-            [
-                shard.call(reading, who, self._rows_of(shard, rows))
-                for shard, reading in zip(self.shards, self.reading, strict=True)
-            ]
-        )
+        parcels = [
+            shard.call(reading, who, self._rows_of(shard, rows))
+            for shard, reading in zip(self.shards, self.reading, strict=True)
+        ]
+        if self.store.num_parts == 1 and self.shards[0].remote:
+            # Or a second fetch in a function would have the shards told that the worker is ready.
+            parcels = [[tf.identity(tensor) for tensor in parcel] for parcel in parcels]
+        return self.taking(parcels)
 
     # -- worker -----------------------------------------------------------------------------
 

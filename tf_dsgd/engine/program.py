@@ -30,12 +30,17 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_order
 from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
 from tf_dsgd.engine.state import INCARNATION, Replicated, named
 from tf_dsgd.engine.timing import Laps
+
+# Of a call of several rounds, where a step has at most so many operations: of a larger one a call
+# costs little beside it, and TensorFlow takes long to prepare several.
+_ROUNDS = 4
+_MOST_OPERATIONS = 1000
 
 
 class Carrier(Protocol):
@@ -174,17 +179,63 @@ class Program(Parts):
         def whole_round(*inputs: Any) -> None:
             # On the worker from the first: what a function is given, it takes when it begins.
             inputs = tuple(_here(value) for value in inputs)
-            laps = Laps()
-            self.fetching()
-            laps.lap()
-            # Not called, as it reads rows of split tables on their shards: those would have to be
-            # told of its beginning and its end.
-            trace(*inputs)
-            laps.lap()
-            self.delivery_of_fetched()
-            laps.add_to(self.store.laps.template)
+            self._round(lambda: trace(*inputs))
 
         return self._bind(whole_round, *specs)
+
+    def _round(self, work: Callable[[], None]) -> list[tf.Operation]:
+        """Traces a whole round with that work; gives the operation of each shard's message."""
+        laps = Laps()
+        self.fetching()
+        laps.lap()
+        # Not called, as it reads rows of split tables on their shards: those would have to be
+        # told of its beginning and its end.
+        work()
+        laps.lap()
+        sent = self.delivery_of_fetched()
+        laps.add_to(self.store.laps.template)
+        return sent
+
+    @property
+    def rounds_a_call(self) -> int:
+        """Rounds of one mini-batch each that `rounds_on` and `rounds_from` make in one call."""
+        few = len(self.one_step.graph.get_operations()) <= _MOST_OPERATIONS
+        return _ROUNDS if few and self._carrier is None else 1
+
+    @functools.cached_property
+    def rounds_on(self) -> list[_tf.BoundFunction]:
+        """(*packed batches, `rounds_a_call` of them); a whole round on each."""
+
+        def rounds(*packed: tf.Tensor) -> None:
+            packed = tuple(_here(value) for value in packed)
+            _, batch = self.step.packing.unpack(packed)
+            self._rounds_in_a_row(batch)
+
+        return self._bind(rounds, *self.step.packing.specs)
+
+    @functools.cached_property
+    def rounds_from(self) -> list[_tf.BoundFunction]:
+        """(iterator, steps); a whole round on each of its next `rounds_a_call` batches."""
+
+        def rounds(iterator: Any, _: tf.Tensor) -> None:
+            self._rounds_in_a_row(lambda k: iterator.get_next())
+
+        return self._bind(rounds, *self._iterator_specs)
+
+    def _rounds_in_a_row(self, batch: Callable[[tf.Tensor], Any]) -> None:
+        """Not in a loop, each of whose iterations would have to be told of to all processes."""
+
+        def work(k: int) -> None:
+            self._work_there(tf.constant(1), lambda _: batch(tf.constant(k)))
+
+        before: list[tf.Operation] = []
+        for k in range(self.rounds_a_call):
+            round_of_k = functools.partial(self._round, functools.partial(work, k))
+            sent, made = _tf_order.traced(round_of_k)
+            for message in before:  # which TensorFlow does not know to be of its variables
+                there = [op for op in made if op.device == message.device]
+                _tf_order.begin_after(message, there)
+            before = sent
 
     @functools.cached_property
     def ahead_on(self) -> list[_tf.BoundFunction]:

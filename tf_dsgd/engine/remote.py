@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf_remote
 from tf_dsgd.console import before_training
+from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.base import steps_tensor
 from tf_dsgd.engine.carrier import PostCarrier
 from tf_dsgd.engine.members import Members
@@ -109,10 +110,14 @@ class RemoteRounds(Rounds):
     # -- the main thread --------------------------------------------------------------------
 
     def granted(self, program: Program, stream: Any) -> None:
+        scheduler = self.engine.scheduler
+        scheduler.rounds_a_call = program.rounds_a_call
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
+        if in_a_row.most(scheduler) > 1:
+            _ = program.rounds_on if stream.pipelines is None else program.rounds_from
         if stream.batch_bytes != self._bounded_for:
             self._bound_calls(stream.batch_bytes)
         self.outputs.show()
@@ -199,11 +204,8 @@ class RemoteRounds(Rounds):
         work, inputs = self.inputs(task, program, part)
         counts = True
         if push and task.fetch_next:
-            whole_round = (
-                program.round_on if engine.stream.pipelines is None else program.round_from
-            )
             watch.enter(ROUND)
-            whole_round[m](*inputs)
+            self._whole(program, lease.messages)[m](*inputs)
             watch.enter("wait")
             counts = self._acknowledge(task, lease)
         else:
@@ -237,6 +239,12 @@ class RemoteRounds(Rounds):
         if not following:
             self._send_kept(task, program)
         return following
+
+    def _whole(self, program: Program, messages: int) -> Sequence[Any]:
+        """What makes a whole round, or as many as there are messages."""
+        if self.engine.stream.pipelines is None:
+            return program.round_on if messages == 1 else program.rounds_on
+        return program.round_from if messages == 1 else program.rounds_from
 
     def _keeps(self, task: Task) -> bool:
         """Whether the message that is due may travel during the next round."""
@@ -330,19 +338,21 @@ class RemoteRounds(Rounds):
         m = task.index
         with self.engine.changed:
             self.engine.scheduler.begins(task, time.monotonic())
+            messages = self.engine.scheduler.messages_of(lease)
         with self.members.here():
-            name = tf.constant(lease.name, tf.int64)
+            names = [tf.constant(name, tf.int64) for name, _ in messages]
             owner = tf.constant(lease.owner, tf.int64)
-        if program.algorithm.local.repeatable:
-            program.fetch_as[m](owner)  # what the server rule remembers is of whom the message is
-        else:
-            program.fetch[m]()
-        for part in lease.parts:
-            work, inputs = self.inputs(task, program, part)
-            work[m](*inputs)
-        program.push_as[m](name)
+        for name, (_, parts) in zip(names, messages, strict=True):
+            if program.algorithm.local.repeatable:
+                program.fetch_as[m](owner)  # what the server rule remembers is of the message's
+            else:
+                program.fetch[m]()
+            for part in parts:
+                work, inputs = self.inputs(task, program, part)
+                work[m](*inputs)
+            program.push_as[m](name)
         with self.engine.changed:
-            self.engine.scheduler.ran(task, lease)
+            self.engine.scheduler.ran(task, lease, len(messages))
             self.engine.wake()
 
     def _renewed(self, task: Task) -> None:

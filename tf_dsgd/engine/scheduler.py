@@ -11,6 +11,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tf_dsgd.engine import in_a_row, late
 from tf_dsgd.engine.turns import sends_next, takes_next
 from tf_dsgd.engine.work import ANY_NUMBER, Exchange, Loss, Next, Source, What, portion
 from tf_dsgd.membership.lease import Lease, LeaseState
@@ -41,6 +42,8 @@ class Scheduler:
         self.tasks = list(tasks)
         self.longest_call = longest_call
         self.backup_after = backup_after
+        self.rounds_a_call = 1
+        """Most rounds of one mini-batch each that a worker can be told of at once."""
         self.backs_up = False
         """Whether messages of the step that runs now can be computed by another worker."""
         self.source: Source | None = None
@@ -209,14 +212,19 @@ class Scheduler:
         With `sending` the round begins when the message that is due was sent.
         """
         none = self.stopped or task.state is TaskState.SILENT
-        none = none or not self.may_begin(task, sending=sending)
-        steps = 0 if none else self.round_steps(task)
+        if none or not self.may_begin(task, sending=sending):
+            return 0
+        messages = in_a_row.messages(self, task)
+        steps = messages if messages > 1 else self.round_steps(task)
         if steps:
-            self.taken(task, steps)
+            self.taken(task, steps, messages)
         return steps
 
-    def taken(self, task: Task, steps: int) -> Lease:
-        """A worker has taken mini-batches; gives the lease that they are added to."""
+    def taken(self, task: Task, steps: int, messages: int = 1) -> Lease:
+        """A worker has taken mini-batches; gives the lease that they are added to.
+
+        For several messages it is a new one, and there are as many mini-batches.
+        """
         waiting = [t for t in self.present if self._may_join_later and not self.joined(t)]
         slowest = self.slowest() if waiting else 0
         others = self.others() if self.source is not None and self.source.is_shared else []
@@ -227,6 +235,7 @@ class Scheduler:
         task.waits_since = None
         if task.open is None:
             task.open = Lease(task.index, task.incarnation, task.number + len(task.leases) + 1)
+            task.open.messages = messages
         task.open.steps += steps
         if self.source is not None:
             task.open.parts.append(self.source.draw(task.index, steps, others))
@@ -279,11 +288,11 @@ class Scheduler:
             task.sent = None
         else:
             task.open = None
-        task.number = lease.number
-        task.clock += 1
+        task.number = lease.last
+        task.clock += lease.messages
         task.lacked_function = False
         if lease.begun is not None:
-            task.took = now - lease.begun
+            task.took = (now - lease.begun) / lease.messages
         return True
 
     # -- leases that others run -------------------------------------------------------------
@@ -308,29 +317,17 @@ class Scheduler:
         return nothing_comes or not (self.may_begin(task) and self.limit(task))
 
     def backup_due(self, task: Task) -> tuple[float, Lease] | None:
-        """When a worker that waits runs a straggler's lease: that which was begun first.
+        """When a worker that waits runs a straggler's lease, and which; None if never."""
+        return late.backup_due(self.tasks, task, self.backup_after)
 
-        It has waited long enough then; and so would it have, had it begun together with that one.
-        Long enough is as long as its own last message took, and never less than `backup_after`:
-        then all of it costs at most twice the work of the slowest.
-        """
-        since, least = task.waits_since, self.backup_after
-        if since is None or least is None:
-            return None
-        straggling = [
-            (lease.begun, other.index, lease)
-            for other in self.tasks
-            if other.state in (TaskState.IN_ROUND, TaskState.SILENT) and other is not task
-            for lease in other.leases
-            if lease.begun is not None and lease.runner is None
-        ]
-        if not straggling:
-            return None
-        begun, _, lease = min(straggling)
-        return max(since, begun + task.took) + max(least, task.took), lease
+    def messages_of(self, lease: Lease) -> list[tuple[tuple[int, int, int], list[Any]]]:
+        """Of each message of a lease its name, and what its mini-batches were drawn as."""
+        if lease.messages > 1 and self.source is not None:
+            lease.take_apart(self.source.apart)
+        return lease.each()
 
-    def ran(self, task: Task, lease: Lease) -> None:
-        """A worker has sent another's message, in that one's name."""
+    def ran(self, task: Task, lease: Lease, messages: int = 1) -> None:
+        """A worker has sent another's messages, in that one's name."""
         if task.running is not lease:
             return  # it was lost meanwhile
         owner = self.tasks[lease.owner]
@@ -344,15 +341,15 @@ class Scheduler:
             lease.become(LeaseState.OVERTAKEN)
             owner.open = owner.sent = None
             owner.owes = lease
-            owner.number = lease.number
-            owner.clock += 1
+            owner.number = lease.last
+            owner.clock += lease.messages
         elif current:  # the owner's came first, and was held up
             owner.clock = max(owner.clock, self.slowest(but=owner))
         self._let_go(task)
         task.waits_since = None
         task.fetch_next = True
-        task.number += 1  # its own next number: nothing was sent under it
-        self.unused[task.index] += 1
+        task.number += messages  # its own next numbers: nothing was sent under them
+        self.unused[task.index] += messages
 
     def caught_up(self, task: Task) -> None:
         """A worker has sent its message, which was refused, as another's had counted."""
@@ -390,20 +387,25 @@ class Scheduler:
     def fenced(self, task: Task, last: Sequence[int]) -> Loss:
         """A lost worker's shards take nothing more from it; the last message that each has.
 
-        A worker has at most one message under way, so that these numbers tell what became of each
-        of its mini-batches.
+        A worker has at most one message under way, and begins the next when all shards have it, so
+        that these numbers tell what became of each of its mini-batches.
         """
         leases, orphan = task.leases, None
         task.sent = task.open = None
         highest = max(last, default=task.number)
         if highest > task.number and leases:
             first = leases.pop(0)
-            task.clock += 1  # as many rounds have it in them
+            sent = highest - first.number + 1
+            task.clock += sent  # as many rounds have it in them
+            self.messages_of(first)
+            if sent < first.messages:
+                leases.insert(0, first.cut(sent))
             if min(last) < highest:
-                first.become(LeaseState.ORPHANED)
-                first.runner, orphan = None, first
-                self.orphans.append(first)
-            else:
+                orphan = first.cut(sent - 1) if sent > 1 else first
+                orphan.become(LeaseState.ORPHANED)
+                orphan.runner = None
+                self.orphans.append(orphan)
+            if orphan is not first:
                 first.become(LeaseState.COUNTED)
         self.unused[task.index] -= max(0, task.number - highest)
         task.number = highest

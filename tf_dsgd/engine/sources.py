@@ -59,6 +59,12 @@ class Queue:
             apart = [*again, *([] if drawn is None else tf.unstack(drawn))]
             return tf.stack(apart) if self._stacked else apart
 
+    def apart(self, part: Any) -> list[Any]:
+        if not self._stacked:
+            return [[one] for one in part]
+        with self._here():
+            return [one[None] for one in tf.unstack(part)]
+
     def give_back(self, parts: list[Any]) -> None:
         with self._here():
             for part in parts:

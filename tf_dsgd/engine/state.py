@@ -232,6 +232,11 @@ class Store:
             self._assemble()
         return replicated
 
+    def copy_of(self, own: Replicated, dtype: Any) -> Replicated:
+        """What each worker's variable is now, in another one of its part."""
+        where = {"dtype": dtype, "name": "base", "part": own.part}
+        return self.replicate(lambda m: own.copies[m].read_value(), **where)
+
     def _note(self, replicated: Replicated) -> None:
         # Any copy may become the one with which functions are traced, once others are lost.
         for copy in replicated.present():

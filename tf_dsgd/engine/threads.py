@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd._tf_errors import in_short
+from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import BatchQueues
@@ -199,7 +200,7 @@ class ThreadsEngine(Engine):
             scheduler.available += 1
             exchange = scheduler.exchange
             most = min(exchange.steps_to_event(0), scheduler.longest_call)
-            portion = scheduler.portion(most)
+            portion = scheduler.portion(max(most, in_a_row.most(scheduler)))
             if scheduler.available % portion == 0:  # enough for one more worker to begin
                 self.start_threads()
                 waits = exchange.bounds_staleness or exchange.in_turn

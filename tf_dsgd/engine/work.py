@@ -57,6 +57,9 @@ class Source(Protocol):
     def draw(self, worker: int, steps: int, others: Sequence[int]) -> Any:
         """So many mini-batches, at most its limit, which the worker takes."""
 
+    def apart(self, part: Any) -> list[Any]:
+        """What was drawn, as parts of one mini-batch each."""
+
     def give_back(self, parts: list[Any]) -> None:
         """They are others' now."""
 

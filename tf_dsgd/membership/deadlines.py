@@ -14,6 +14,8 @@ LOOK_SECONDS = 1.0
 """How often a waiting main thread looks after workers, and for lost ones that are back."""
 STALLED_SECONDS = 10.0
 """For how long no worker may begin, with work left, until that is taken for a defect."""
+ROW_SECONDS = 0.5
+"""How long several rounds in one call may take together, by the last one's time."""
 LOCK_SECONDS = 10.0
 """After an error, for how long a shard's lock may not change hands until it is taken for lost."""
 CLOSE_SECONDS = 5.0

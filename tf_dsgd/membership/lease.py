@@ -1,5 +1,7 @@
 """A lease: the mini-batches of one message, from being drawn to being counted.
 
+Or of several: where messages are of one mini-batch each, a worker may make some in one call.
+
 It says in whose name they count (owner, incarnation, number), what they are, who computes them, and
 whether they count yet. A lost worker, a message that came to some shards only, and a straggler with
 a backup task are one thing: an open lease that another worker runs. This is what Sandblaster does
@@ -20,6 +22,7 @@ whose came first: whoever sends under a number sends the mini-batches of the lea
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from tf_dsgd.membership.states import Stateful
@@ -51,12 +54,12 @@ CLOSED = {_S.COUNTED, _S.RETURNED}
 
 
 class Lease(Stateful[LeaseState]):
-    """The mini-batches of one message.
+    """The mini-batches of one message, or of several that follow one another.
 
     Args:
         owner: the worker in whose name they count.
         incarnation: the owner's.
-        number: the message's, counted from 1 for each worker.
+        number: the first message's, counted from 1 for each worker.
     """
 
     def __init__(self, owner: int, incarnation: int, number: int):
@@ -66,6 +69,8 @@ class Lease(Stateful[LeaseState]):
         self.number = number
         self.steps = 0
         """Mini-batches that were taken for it."""
+        self.messages = 1
+        """How many it stands for, numbered from `number` on; of one mini-batch each, if several."""
         self.parts: list[Any] = []
         """Those, in whatever form they are drawn."""
         self.message: Any = None
@@ -77,8 +82,34 @@ class Lease(Stateful[LeaseState]):
 
     @property
     def name(self) -> tuple[int, int, int]:
-        """What its message's header begins with: worker, incarnation, number."""
+        """What its first message's header begins with: worker, incarnation, number."""
         return self.owner, self.incarnation, self.number
+
+    @property
+    def last(self) -> int:
+        """The number of its last message."""
+        return self.number + self.messages - 1
+
+    def each(self) -> list[tuple[tuple[int, int, int], list[Any]]]:
+        """Of each message its name and its parts, if there are several after `take_apart`."""
+        if self.messages == 1:
+            return [(self.name, list(self.parts))]
+        owner, incarnation, first = self.name
+        return [((owner, incarnation, first + k), [part]) for k, part in enumerate(self.parts)]
+
+    def take_apart(self, apart: Callable[[Any], list[Any]]) -> None:
+        """From here on each part is one message's; `apart` gives a part's mini-batches so."""
+        if len(self.parts) < self.messages:
+            self.parts = apart(self.parts[0])
+
+    def cut(self, messages: int) -> Lease:
+        """What comes behind so many messages, as a lease of its own; `parts` are of one each."""
+        rest = Lease(self.owner, self.incarnation, self.number + messages)
+        rest.messages = rest.steps = self.messages - messages
+        rest.parts = self.parts[messages:]
+        self.messages = self.steps = messages
+        self.parts = self.parts[:messages]
+        return rest
 
     def has_ended(self) -> bool:
         """Whether it counts, or never will."""

@@ -252,6 +252,11 @@ class Progress:
             self._next[upcoming.pipeline] += count
         return Segment(upcoming.pipeline, upcoming.start, count)
 
+    def apart(self, segment: Segment) -> list[Segment]:
+        """A segment's batches, a segment each."""
+        starts = range(segment.start, segment.start + segment.count)
+        return [Segment(segment.pipeline, start, 1) for start in starts]
+
     def give_back(self, segments: list[Segment]) -> None:
         """Returns batches that a lost worker had taken and not finished."""
         self._returned.extend(segments)

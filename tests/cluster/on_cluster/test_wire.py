@@ -30,7 +30,7 @@ def partitions():
     return _tf.partitions(strategy.engine.program.round_on[0], worker, packed)
 
 
-def partitions_with_tables(period):
+def partitions_with_tables(period, function="round_on", batches=None):
     """The same of two tables that are split by rows, and a layer."""
     strategy = tf_dsgd.DownpourStrategy(
         push_every=period, fetch_every=period, placement={"embedding.*": tf_dsgd.Rows()}
@@ -42,9 +42,10 @@ def partitions_with_tables(period):
         model.compile(keras.optimizers.Adagrad(0.1), "mse")
     x = np.random.default_rng(0).integers(0, 101, (64, 2)).astype("int32")
     model.fit(x, x[:, :1], batch_size=BATCH, verbose=0)
-    packed = helpers.packed(strategy, (x[: period * BATCH], x[: period * BATCH, :1]), BATCH)
+    number = (batches or period) * BATCH
+    packed = helpers.packed(strategy, (x[:number], x[:number, :1]), BATCH)
     worker = strategy.engine.store.worker_devices[0]
-    return _tf.partitions(strategy.engine.program.round_on[0], worker, packed)
+    return _tf.partitions(getattr(strategy.engine.program, function)[0], worker, packed)
 
 
 def sends_of(graphs):
@@ -133,6 +134,22 @@ def test_rows_of_all_tables_are_asked_for_given_and_changed_by_one_tensor_each(p
     assert controls == {("ps", "worker"): 2}
     graph = Graph(joined(graphs))
     assert len(graph.all("ResourceGather")) >= 4 + 2  # of two tables on each shard; of its books
+    assert not graph.without_order()
+
+
+def test_rounds_in_one_call_follow_one_another():
+    """Each fetches and reads rows when its last message was applied, with as few tensors as one."""
+    rounds = 4
+    graphs = partitions_with_tables(1, "rounds_on", rounds)
+    sends = sends_of(graphs)
+    types = collections.Counter(dtype for _, dtype in crossing(sends, "worker", "ps") if dtype)
+    assert types == {tf.int64: 2 * rounds, tf.uint8: 2 * rounds}
+    types = collections.Counter(dtype for _, dtype in crossing(sends, "ps", "worker") if dtype)
+    assert types == {tf.uint8: 4 * rounds}
+    controls = collections.Counter((a, b) for _, dtype, a, b in sends if dtype is None)
+    assert controls == {("ps", "worker"): 2}
+    graph = Graph(joined(graphs))
+    assert len(graph.all("ResourceGather")) >= rounds * (4 + 2)
     assert not graph.without_order()
 
 
