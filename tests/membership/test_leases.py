@@ -210,3 +210,106 @@ def test_who_has_no_work_and_is_read_slowly_holds_nobody_up_under_a_bound():
     assert made.may_begin(first) and made.may_begin(third)
     made.taken(second, 1)  # with mini-batches of its own it is waited for, or these are run
     assert not made.may_begin(first)
+
+
+def several(number=2, rounds=3, rule=None, **options):
+    """Workers that have sent one message each, and may make so many rounds in a call."""
+    made = scheduler(number, rule=rule or Rule(1, 1), **options)
+    made.source.ids.extend("ijkl")
+    made.available = 12
+    made.rounds_a_call = rounds
+    for worker in range(number):
+        counted(made, worker, 1)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("last", "again", "orphan", "number"),
+    [
+        ([1, 1], ["c", "d", "e"], None, 1),
+        ([2, 2], ["d", "e"], None, 2),
+        ([3, 3], ["e"], None, 3),
+        ([4, 4], [], None, 4),
+        ([2, 1], ["d", "e"], ["c"], 2),
+        ([2, 3], ["e"], ["d"], 3),
+        ([4, 3], [], ["e"], 4),
+    ],
+)
+def test_of_a_call_of_several_rounds_each_message_counts_by_itself(last, again, orphan, number):
+    """Worker 0 has sent one message, and is lost in a call with "c", "d" and "e"."""
+    made = several()
+    task = made.tasks[0]
+    assert made.take(task) == 3
+    lease = task.open
+    assert (lease.messages, lease.number, lease.last, lease.steps) == (3, 2, 4, 3)
+    made.begins(task, 0.0)
+    made.lose(task, 1.0)
+    loss = made.fenced(task, last)
+    assert list(made.source.returned) == again and loss.count == len(again)
+    assert made.available == 12 - 2 - 3 + len(again)
+    assert (task.number, task.clock, task.leases) == (number, number, [])
+    if orphan is None:
+        assert loss.orphan is None and made.orphans == []
+        return
+    assert [part for parts in loss.orphan.parts for part in parts] == orphan
+    assert (loss.orphan.number, loss.orphan.messages) == (number, 1)
+    assert made.next(made.tasks[1], 2.0).lease is loss.orphan
+    made.ran(made.tasks[1], loss.orphan)
+    assert loss.orphan.state is LeaseState.COUNTED and not made.orphans
+
+
+def test_all_messages_of_a_call_count_when_it_is_over():
+    made = several()
+    task = made.tasks[0]
+    made.take(task)
+    lease = task.open
+    made.begins(task, 10.0)
+    assert made.counted(task, lease, 10.3)
+    assert (task.number, task.clock, task.took) == (4, 4, pytest.approx(0.1))
+    assert made.messages_sent() == [4, 1]
+
+
+def test_a_backup_task_sends_all_messages_of_a_stragglers_call():
+    made = several(backup_after=3.0)
+    made.backs_up = True
+    slow, quick = made.tasks
+    made.take(slow)
+    lease = slow.open
+    made.begins(slow, 0.0)
+    made.draining, made.available = True, 0
+    assert made.next(quick, 1.0).what is What.WAIT
+    doing = made.next(quick, 5.0)
+    assert (doing.what, doing.lease) == (What.BACK_UP, lease)
+    messages = made.messages_of(lease)
+    assert messages == [((0, 0, 2), [["c"]]), ((0, 0, 3), [["d"]]), ((0, 0, 4), [["e"]])]
+    made.ran(quick, lease, len(messages))
+    assert (slow.owes, slow.number, slow.clock) == (lease, 4, 4)
+    assert quick.number == 4 and made.messages_sent() == [4, 1]
+    assert not made.counted(slow, lease, 50.0)
+    assert slow.owes is None and slow.number == 4
+
+
+def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
+    def takes(made, now=None):
+        return made.take(made.tasks[0])
+
+    assert takes(several()) == 3
+    for rule in (Rule(1, 1, bound=1), Rule(1, 1, in_turn=True)):
+        assert takes(several(rule=rule)) == 1
+    for rule in (Rule(1, 2), Rule(2, 2), Rule(2, 1)):
+        made = several(rule=rule)
+        assert takes(made) < 3 and made.tasks[0].open.messages == 1
+    for name in ("draining", "hurried"):
+        made = several()
+        setattr(made, name, True)
+        assert takes(made) == 1
+    made = several()
+    made.tasks[0].took = 0.2  # three would take longer than an interrupt should wait
+    assert takes(made) == 1
+    made = several()
+    made.available = 5  # the other would have to wait
+    assert takes(made) == 1
+    made = several(longest_call=2)
+    assert takes(made) == 2
+    made.rest()
+    assert made.take(made.tasks[1]) == 1  # at first: it is not known how long a message takes

@@ -200,7 +200,7 @@ class ThreadsEngine(Engine):
             scheduler.available += 1
             exchange = scheduler.exchange
             most = min(exchange.steps_to_event(0), scheduler.longest_call)
-            portion = scheduler.portion(max(most, in_a_row.most(scheduler)))
+            portion = scheduler.portion(most)
             if scheduler.available % portion == 0:  # enough for one more worker to begin
                 self.start_threads()
                 waits = exchange.bounds_staleness or exchange.in_turn
@@ -208,7 +208,8 @@ class ThreadsEngine(Engine):
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
-            room = 2 * self.num_workers * portion
+            at_once = max(portion, scheduler.portion(in_a_row.most(scheduler)))
+            room = 2 * self.num_workers * at_once
             if scheduler.available <= room and self._error is None:
                 return
         self.until(lambda: scheduler.available <= room)
