@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from tf_dsgd.engine.scheduler import Scheduler
 
 
-def most(scheduler: Scheduler) -> int:
-    """Rounds that a call may have at most, by the exchange rule."""
+def number(scheduler: Scheduler) -> int:
+    """Rounds that a call has, where it has several; 1 where the exchange rule allows no more.
+
+    It is all or one: what makes several is traced with their number.
+    """
     exchange = scheduler.exchange
     alone = exchange.push_every == exchange.fetch_every == 1
-    if not alone or exchange.bounds_staleness or exchange.in_turn:
-        return 1
-    return min(scheduler.rounds_a_call, scheduler.longest_call)
+    waits = exchange.bounds_staleness or exchange.in_turn
+    fits = scheduler.rounds_a_call <= scheduler.longest_call
+    return scheduler.rounds_a_call if alone and fits and not waits else 1
 
 
 def messages(scheduler: Scheduler, task: Task) -> int:
@@ -32,21 +35,21 @@ def messages(scheduler: Scheduler, task: Task) -> int:
     Several only if there are as many mini-batches for each worker, so that all end together; if it
     fetches first; and if its last message was quick, so that an interrupt is answered soon.
     """
-    number = most(scheduler)
+    several = number(scheduler)
     if (
-        number == 1
+        several == 1
         or scheduler.draining
         or scheduler.hurried
-        or scheduler.available < number * len(scheduler.present)
-        or task.leases
         or not (task.fetch_next and task.clock)
-        or task.took * number > ROW_SECONDS
-        or scheduler.limit(task) < number
+        or task.leases
+        or task.took * several > ROW_SECONDS
+        or scheduler.available < several * len(scheduler.present)
+        or scheduler.limit(task) < several
     ):
         return 1
     exchange, step = scheduler.exchange, task.step
-    for k in range(step, step + number):
+    for k in range(step, step + several):
         ends = exchange.push_due(k + 1) and exchange.fetch_due(k + 1)
         if not ends or exchange.steps_to_event(k) != 1:
             return 1
-    return number
+    return several

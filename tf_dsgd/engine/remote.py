@@ -116,7 +116,7 @@ class RemoteRounds(Rounds):
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
-        if in_a_row.most(scheduler) > 1:
+        if in_a_row.number(scheduler) > 1:
             _ = program.rounds_on if stream.pipelines is None else program.rounds_from
         if stream.batch_bytes != self._bounded_for:
             self._bound_calls(stream.batch_bytes)

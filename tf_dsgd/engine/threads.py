@@ -208,7 +208,7 @@ class ThreadsEngine(Engine):
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
-            at_once = max(portion, scheduler.portion(in_a_row.most(scheduler)))
+            at_once = max(portion, scheduler.portion(in_a_row.number(scheduler)))
             room = 2 * self.num_workers * at_once
             if scheduler.available <= room and self._error is None:
                 return
