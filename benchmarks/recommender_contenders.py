@@ -6,7 +6,8 @@
     python benchmarks/recommender_contenders.py '{"kind": "parameter_server"}'   # needs tf_keras
 
 Ours takes arrays, shuffles them and sends mini-batches from the chief to the workers. Bare
-TensorFlow and tf_keras's workers have theirs ready, which is easier.
+TensorFlow and tf_keras's workers have theirs ready, which is easier; and so have ours of the kind
+`ready`.
 """
 
 import contextlib
@@ -53,7 +54,12 @@ def ours(spec: task.Spec) -> dict:
         def on_epoch_end(self, epoch, logs=None):
             steps.append(strategy.steps)
 
-    fit(keras, model, spec, meter, Steps())
+    data = None
+    if spec.kind == "ready":
+        data = strategy.distribute_datasets_from_function(
+            lambda context: ready(spec, spec.steps // context.num_input_pipelines)
+        )
+    fit(keras, model, spec, meter, Steps(), data=data)
     staleness = strategy.staleness()
     return {**meter.result(steps[-1] - steps[0]), "staleness_mean": staleness.mean}
 
@@ -90,24 +96,26 @@ def plain(spec: task.Spec) -> dict:
     return meter.result(spec.steps * fit(keras, model, spec, meter))
 
 
-def fit(keras, model, spec: task.Spec, meter: task.Meter, *callbacks) -> int:
-    """Trains on arrays; gives how many epochs were timed."""
-    x, y = task.make_data(spec)
+def fit(keras, model, spec: task.Spec, meter: task.Meter, *callbacks, data=None) -> int:
+    """Trains on arrays, or the data that are given; gives how many epochs were timed."""
     timer = task.timer(keras, meter, spec.seconds)
-    model.fit(
-        x, y, batch_size=task.BATCH, epochs=task.EPOCHS, verbose=0, callbacks=[*callbacks, timer]
-    )
+    given = {"x": data, "shuffle": False}
+    if data is None:
+        x, y = task.make_data(spec)
+        given = {"x": x, "y": y, "batch_size": task.BATCH}
+    model.fit(**given, epochs=task.EPOCHS, verbose=0, callbacks=[*callbacks, timer])
     return timer.timed
 
 
-def ready(spec: task.Spec):
-    """Whole mini-batches, again and again."""
+def ready(spec: task.Spec, steps: int | None = None):
+    """Whole mini-batches, shuffled: so many, or again and again."""
     import tensorflow as tf
 
     x, y = task.make_data(spec)
     batches = {name: ids.reshape(-1, task.BATCH) for name, ids in x.items()}
     dataset = tf.data.Dataset.from_tensor_slices((batches, y.reshape(-1, task.BATCH)))
-    return dataset.shuffle(spec.steps).repeat().prefetch(4)
+    dataset = dataset.shuffle(spec.steps)
+    return (dataset.repeat() if steps is None else dataset.take(steps)).prefetch(4)
 
 
 # -- TensorFlow alone ------------------------------------------------------------------------------
@@ -196,6 +204,7 @@ def parameter_server(spec: task.Spec) -> dict:
 KINDS = {
     "split": ours,
     "unsplit": ours,
+    "ready": ours,
     "half": ours,
     "unread": unread,
     "plain": plain,
