@@ -9,10 +9,11 @@ group `cluster` has processes, two workers and two ps: ours with tables split by
 Downpour and half-synchronous (all else is averaged), ours with each table whole on one ps, and
 tf_keras's ParameterServerStrategy with tables in two shards. The chief sends ours its mini-batches
 from arrays; tf_keras's workers have theirs ready, as those of a second contender of ours have. The
-group `local` is one process: ours on two threads, Keras's `fit`, and TensorFlow alone. A
-period is `push_every`, `fetch_every` (or `average_every`) and `steps_per_execution` of ours, and
-`steps_per_execution` of all others. Adam is ours with `sparse="lazy"`, and so is TensorFlow's alone. Keras's Adagrad and Adam and tf_keras's
-Adam change all rows at each step, and are measured on fewer mini-batches.
+group `local` is one process: ours on two threads, Keras's `fit`, and TensorFlow alone. A period is
+`push_every`, `fetch_every` (or `average_every`) and `steps_per_execution` of ours, and
+`steps_per_execution` of all others. Adam is ours with `sparse="lazy"`, and so is TensorFlow's
+alone. Keras's Adagrad and Adam and tf_keras's Adam change all rows at each step, and are measured
+on fewer mini-batches.
 
 Contenders of one table of results run one after the other, and a ratio is taken between two runs of
 one repetition. One that needs more memory than the machine has free is left out, and so is tf_keras
