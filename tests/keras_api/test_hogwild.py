@@ -175,6 +175,27 @@ def test_dense_weights_lose_nothing_and_have_no_copies():
     assert strategy.ledger().applied == int(model.optimizer.iterations) == 200
 
 
+def test_a_weight_may_be_a_scalar():
+    """Of which no row can be named."""
+    strategy = tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(2))
+    with strategy.scope():
+        layer = Shift()
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(1.0), mean_output)
+    model.fit(np.ones((40, 1)), np.zeros((40, 1)), batch_size=BATCH, verbose=0)
+    assert float(layer.shift) == -40 / BATCH
+
+
+class Shift(keras.layers.Layer):
+    """Adds one number."""
+
+    def build(self, _):
+        self.shift = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return x + self.shift
+
+
 def test_an_id_that_is_named_twice_is_merged_before_it_is_squared():
     strategy = tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(2))
     model = table_alone(strategy, optimizer=lambda: keras.optimizers.Adagrad(0.5, epsilon=0.0))

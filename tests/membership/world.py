@@ -11,6 +11,7 @@ complete their leases.
 import random
 from collections import Counter, deque
 
+from tests.membership.checked import Checked
 from tests.membership.parts import Gone, Pipelines, Process, Queue, Rule, Shard
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.work import What
@@ -19,7 +20,7 @@ from tf_dsgd.membership.task import Task, TaskState
 TIMEOUT = 6.0
 
 
-class World:
+class World(Checked):
     """One cluster, and a history.
 
     Args:
@@ -468,49 +469,3 @@ class World:
                 self.comes_back()
         self.look_at_stopped()
         self.ghost()
-
-    # -- what must be true ------------------------------------------------------------------
-
-    def check(self):
-        for shard in self.shards:
-            doubled = [i for i, count in shard.counts.items() if count > 1]
-            assert not doubled, f"counted twice: {doubled}; {self.standing()}"
-        for task in self.tasks:
-            self.seen[task.state] += 1
-            for lease in [*task.leases, task.owes]:
-                if lease is not None:
-                    self.seen[lease.state] += 1
-        for lease in self.scheduler.orphans:
-            self.seen[lease.state] += 1
-        if self.rule.bound is not None:
-            self.check_bound()
-
-    def check_bound(self):
-        """Ho et al.: nobody begins a round when it is more than the bound ahead of the slowest."""
-        working = [t for t in self.tasks if t.state is TaskState.IN_ROUND and t.open is not None]
-        for task in working:
-            slowest = self.scheduler.slowest(task.clock, but=task)
-            assert task.clock - slowest <= self.rule.bound + 1, self.standing()
-
-    def check_at_rest(self):
-        expected = Counter(range(self.granted))
-        for shard in self.shards:
-            lost = expected - shard.counts
-            assert not lost, f"lost: {sorted(lost)}; {self.standing()}"
-            assert shard.counts == expected
-            assert shard.messages == self.shards[0].messages, "another message on another shard"
-        assert not any(task.leases for task in self.tasks)
-        assert not self.scheduler.orphans
-        assert self.scheduler.handed_out == self.granted
-        assert self.scheduler.messages_sent() == self.shards[0].applied, self.standing()
-
-    def standing(self):
-        tasks = "; ".join(
-            f"{t!r} leases {t.leases} owes {t.owes} running {t.running} number {t.number} "
-            f"clock {t.clock}"
-            for t in self.tasks
-        )
-        return (
-            f"{tasks}; available {self.scheduler.available}, orphans {self.scheduler.orphans}, "
-            f"threads {sorted(self.threads)}, sleeping {self.sleeping}, rule {self.rule}"
-        )

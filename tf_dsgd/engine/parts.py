@@ -449,7 +449,7 @@ class Parts:
 
     def _no_rows(self, i: int) -> tf.IndexedSlices:
         """What a fetch gives of a weight of which workers have no copy."""
-        shape = self.step.weights[i].shape.as_list()
+        shape = self.step.weights[i].shape.as_list() or [1]  # a scalar has no rows to name
         none = tf.zeros([0, *shape[1:]], self.step.weights[i].dtype)
         return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape, tf.int32))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -77,6 +78,8 @@ class RemoteRounds(Rounds):
         self._executors = [_tf_remote.SynchronousExecutor() for _ in self.members.tasks]
         self.outputs = Outputs(self.members, self._executors)
         self._cut = False
+        self._granted: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        """Mini-batches that were handed out of each."""
         self._bounded_for = 0
         """The bytes of a mini-batch for which calls are short enough."""
 
@@ -110,8 +113,9 @@ class RemoteRounds(Rounds):
     # -- the main thread --------------------------------------------------------------------
 
     def granted(self, program: Program, stream: Any) -> None:
+        self._granted[program] = granted = self._granted.get(program, 0) + 1
         scheduler = self.engine.scheduler
-        scheduler.rounds_a_call = program.rounds_a_call
+        scheduler.rounds_a_call = program.rounds_a_call if granted > in_a_row.PAYS_AFTER else 1
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:

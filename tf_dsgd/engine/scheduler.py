@@ -221,10 +221,7 @@ class Scheduler:
         return steps
 
     def taken(self, task: Task, steps: int, messages: int = 1) -> Lease:
-        """A worker has taken mini-batches; gives the lease that they are added to.
-
-        For several messages it is a new one, and there are as many mini-batches.
-        """
+        """A worker has taken mini-batches, of a message or one each; gives their lease."""
         waiting = [t for t in self.present if self._may_join_later and not self.joined(t)]
         slowest = self.slowest() if waiting else 0
         others = self.others() if self.source is not None and self.source.is_shared else []

@@ -7,10 +7,17 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd.engine import in_a_row
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.pipelines import Progress
 
 BATCH, ROUNDS = 4, 4
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Not only after a thousand mini-batches."""
+    monkeypatch.setattr(in_a_row, "PAYS_AFTER", 0)
 
 
 @pytest.fixture
@@ -103,6 +110,21 @@ def test_fit_makes_several_rounds_in_a_call_and_each_counts(packed, pipelines, m
     ledger = strategy.ledger()
     assert ledger.applied == 2 * steps and sum(w.applied for w in ledger.workers) == 2 * steps
     assert len(history["mse"]) == 2 and np.isfinite(history["mse"]).all()
+
+
+def test_short_training_does_not_pay_for_several_rounds(packed, monkeypatch):
+    """Nobody prepares them, and then everybody does."""
+    monkeypatch.setattr(in_a_row, "PAYS_AFTER", 150)
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), steps_per_execution=20)
+    x, y = helpers.ones(200)
+    model.fit(x, y, batch_size=2, verbose=0)
+    assert set(packed) == {1}
+    assert "rounds_on" not in vars(strategy.engine.program)
+    model.fit(x, y, batch_size=2, verbose=0, epochs=2)
+    assert set(packed) == {1, ROUNDS}
+    helpers.assert_ledger_balances(strategy)
 
 
 def test_an_error_in_the_middle_of_a_call_loses_none_before_it():

@@ -53,7 +53,8 @@ def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
     raise ValueError(
         'sparse="lazy" updates the rows of a table that a gradient names, which is right for '
         f"optimizers that treat each entry by itself: {names}, and those of tf_dsgd.optimizers. "
-        f'Use one of them, or sparse="dense". Received: {type(optimizer).__name__}.'
+        'Use one of them; or sparse="dense", with which a table is whole, and not split by rows. '
+        f"Received: {type(optimizer).__name__}."
     )
 
 
@@ -83,6 +84,12 @@ def check_split(
             "worker. Use one of Keras's optimizers, or leave the table out of `placement`."
         )
     if not keeps_still(optimizer):
+        if not lazy and type(optimizer) not in _ELEMENTWISE:
+            names = ", ".join(sorted(kind.__name__ for kind in _ELEMENTWISE))
+            raise ValueError(
+                f"{said}; {type(optimizer).__name__} takes more of a table than these. Use one of "
+                f"{names}, or leave the table out of `placement`."
+            )
         if not lazy:
             raise ValueError(
                 f"{said}; {type(optimizer).__name__} changes rows without a gradient, too. With "
