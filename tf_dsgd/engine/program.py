@@ -200,7 +200,8 @@ class Program(Parts):
     def rounds_a_call(self) -> int:
         """Rounds of one mini-batch each that `rounds_on` and `rounds_from` make in one call."""
         few = len(self.one_step.graph.get_operations()) <= _MOST_OPERATIONS
-        return _ROUNDS if few and self._carrier is None else 1
+        whole = self.store.num_parts == 1 and self._carrier is None
+        return _ROUNDS if few and whole else 1
 
     @functools.cached_property
     def rounds_on(self) -> list[_tf.BoundFunction]:
