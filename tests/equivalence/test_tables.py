@@ -360,6 +360,7 @@ def refused(make, **options):
     [
         (keras.optimizers.Adam, {}, 'Adam changes rows.*sparse="lazy"'),
         (keras.optimizers.Lamb, {"sparse": "lazy"}, "Received: Lamb"),
+        (keras.optimizers.Lamb, {}, "leave the table out of `placement`. Received: Lamb"),
         (lambda: tf_dsgd.optimizers.AdaptiveRevision(0.1), {}, "AdaptiveRevision would keep"),
         (lambda: SGD(use_ema=True), {}, "use_ema.*all rows.*Received: use_ema=True"),
         (lambda: SGD(weight_decay=0.1), {}, "Received: weight_decay=0.1"),

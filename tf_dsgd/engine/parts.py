@@ -117,7 +117,8 @@ class Parts:
         return self.algorithm.on_shards
 
     def _merged_as(self, variable: Any) -> Merged:
-        copies = functools.partial(self.store.copy_of, variable.on_workers(), variable.dtype)
+        own = variable.on_workers()
+        copies = functools.partial(self.store.copy_of, own, variable.dtype, "base")
         base = self.store.cell(("base", _tf.unique_id(variable)), copies)
         cells = functools.partial(self.shard_cell, variable.shard)
         peers = self.algorithm.between_peers is not None

@@ -196,7 +196,7 @@ class Program(Parts):
         laps.add_to(self.store.laps.template)
         return sent
 
-    @property
+    @functools.cached_property
     def rounds_a_call(self) -> int:
         """Rounds of one mini-batch each that `rounds_on` and `rounds_from` make in one call."""
         few = len(self.one_step.graph.get_operations()) <= _MOST_OPERATIONS

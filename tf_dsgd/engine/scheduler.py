@@ -319,8 +319,7 @@ class Scheduler:
 
     def messages_of(self, lease: Lease) -> list[tuple[tuple[int, int, int], list[Any]]]:
         """Of each message of a lease its name, and what its mini-batches were drawn as."""
-        if lease.messages > 1 and self.source is not None:
-            lease.take_apart(self.source.apart)
+        lease.take_apart(self.source)
         return lease.each()
 
     def ran(self, task: Task, lease: Lease, messages: int = 1) -> None:
@@ -394,7 +393,7 @@ class Scheduler:
             first = leases.pop(0)
             sent = highest - first.number + 1
             task.clock += sent  # as many rounds have it in them
-            self.messages_of(first)
+            first.take_apart(self.source)
             if sent < first.messages:
                 leases.insert(0, first.cut(sent))
             if min(last) < highest:

@@ -232,9 +232,9 @@ class Store:
             self._assemble()
         return replicated
 
-    def copy_of(self, own: Replicated, dtype: Any) -> Replicated:
+    def copy_of(self, own: Replicated, dtype: Any, name: str) -> Replicated:
         """What each worker's variable is now, in another one of its part."""
-        where = {"dtype": dtype, "name": "base", "part": own.part}
+        where = {"dtype": dtype, "name": name, "part": own.part}
         return self.replicate(lambda m: own.copies[m].read_value(), **where)
 
     def _note(self, replicated: Replicated) -> None:

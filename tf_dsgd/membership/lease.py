@@ -22,7 +22,6 @@ whose came first: whoever sends under a number sends the mini-batches of the lea
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import Any
 
 from tf_dsgd.membership.states import Stateful
@@ -97,10 +96,10 @@ class Lease(Stateful[LeaseState]):
         owner, incarnation, first = self.name
         return [((owner, incarnation, first + k), [part]) for k, part in enumerate(self.parts)]
 
-    def take_apart(self, apart: Callable[[Any], list[Any]]) -> None:
-        """From here on each part is one message's; `apart` gives a part's mini-batches so."""
-        if len(self.parts) < self.messages:
-            self.parts = apart(self.parts[0])
+    def take_apart(self, source: Any) -> None:
+        """From here on each part is one message's; `source` is where they were drawn."""
+        if 1 < self.messages != len(self.parts):
+            self.parts = source.apart(self.parts[0])
 
     def cut(self, messages: int) -> Lease:
         """What comes behind so many messages, as a lease of its own; `parts` are of one each."""

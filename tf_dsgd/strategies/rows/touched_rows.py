@@ -49,13 +49,15 @@ def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises a ValueError if `sparse="lazy"` would give this optimizer another rule's numbers."""
     if type(optimizer) in _ELEMENTWISE or isinstance(optimizer, DelayTolerantOptimizer):
         return
-    names = ", ".join(sorted(kind.__name__ for kind in _ELEMENTWISE))
     raise ValueError(
         'sparse="lazy" updates the rows of a table that a gradient names, which is right for '
-        f"optimizers that treat each entry by itself: {names}, and those of tf_dsgd.optimizers. "
-        'Use one of them; or sparse="dense", with which a table is whole, and not split by rows. '
-        f"Received: {type(optimizer).__name__}."
+        f"optimizers that treat each entry by itself: {_names()}, and those of tf_dsgd.optimizers. "
+        f'Use one of them, or sparse="dense". Received: {type(optimizer).__name__}.'
     )
+
+
+def _names() -> str:
+    return ", ".join(sorted(kind.__name__ for kind in _ELEMENTWISE))
 
 
 def check_lazy_options(optimizer: keras.optimizers.Optimizer) -> None:
@@ -84,11 +86,10 @@ def check_split(
             "worker. Use one of Keras's optimizers, or leave the table out of `placement`."
         )
     if not keeps_still(optimizer):
-        if not lazy and type(optimizer) not in _ELEMENTWISE:
-            names = ", ".join(sorted(kind.__name__ for kind in _ELEMENTWISE))
+        if type(optimizer) not in _ELEMENTWISE:  # whatever `sparse` is
             raise ValueError(
-                f"{said}; {type(optimizer).__name__} takes more of a table than these. Use one of "
-                f"{names}, or leave the table out of `placement`."
+                f"{said}. Use an optimizer that treats each entry by itself: {_names()}; or leave "
+                f"the table out of `placement`. Received: {type(optimizer).__name__}."
             )
         if not lazy:
             raise ValueError(
@@ -96,7 +97,6 @@ def check_split(
                 'sparse="lazy" it leaves them alone, which is another rule; or use Adagrad, or SGD '
                 "without momentum."
             )
-        check_lazy(optimizer)
     options = ("gradient_accumulation_steps", "global_clipnorm", "weight_decay", "use_ema")
     for option in options:
         value = getattr(optimizer, option, None)
