@@ -14,6 +14,10 @@ from tf_dsgd.engine.work import Exchange
 from tf_dsgd.membership.deadlines import ROW_SECONDS
 from tf_dsgd.membership.task import Task
 
+# Of a call of several, where a step has at most so many operations: of a larger one a call costs
+# little beside it, and TensorFlow takes long to prepare several.
+ROUNDS = 4
+MOST_OPERATIONS = 1000
 # As many mini-batches were handed out before workers are told of several rounds at once: each
 # worker takes seconds to prepare a function of several, and saves a few milliseconds a round.
 PAYS_AFTER = 1000

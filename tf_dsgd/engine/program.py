@@ -31,16 +31,12 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_order
+from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
 from tf_dsgd.engine.state import INCARNATION, Replicated, named
 from tf_dsgd.engine.timing import Laps
-
-# Of a call of several rounds, where a step has at most so many operations: of a larger one a call
-# costs little beside it, and TensorFlow takes long to prepare several.
-_ROUNDS = 4
-_MOST_OPERATIONS = 1000
 
 
 class Carrier(Protocol):
@@ -199,9 +195,9 @@ class Program(Parts):
     @functools.cached_property
     def rounds_a_call(self) -> int:
         """Rounds of one mini-batch each that `rounds_on` and `rounds_from` make in one call."""
-        few = len(self.one_step.graph.get_operations()) <= _MOST_OPERATIONS
+        few = len(self.one_step.graph.get_operations()) <= in_a_row.MOST_OPERATIONS
         whole = self.store.num_parts == 1 and self._carrier is None
-        return _ROUNDS if few and whole else 1
+        return in_a_row.ROUNDS if few and whole else 1
 
     @functools.cached_property
     def rounds_on(self) -> list[_tf.BoundFunction]:
