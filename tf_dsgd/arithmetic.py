@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd._tf_rows import RowsOnce
+
 Gradient = Any  # tf.Tensor | tf.IndexedSlices
 
 
@@ -42,16 +44,15 @@ def descend(variable: tf.Variable, rate: Any, gradient: Gradient) -> None:
 def cast(value: Gradient, dtype: Any) -> Gradient:
     """`value` in another type; of an `IndexedSlices` its values."""
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(tf.cast(value.values, dtype), value.indices, value.dense_shape)
+        return type(value)(tf.cast(value.values, dtype), value.indices, value.dense_shape)
     return tf.cast(value, dtype)
 
 
 def scaled(value: Gradient, factor: Any) -> Gradient:
     """`factor * value`."""
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            value.values * tf.cast(factor, value.values.dtype), value.indices, value.dense_shape
-        )
+        values = value.values * tf.cast(factor, value.values.dtype)
+        return type(value)(values, value.indices, value.dense_shape)
     return value * tf.cast(factor, value.dtype)
 
 
@@ -59,7 +60,7 @@ def quotient(value: Gradient, divisor: tf.Tensor) -> Gradient:
     """`value / divisor`, and 0 where the divisor is 0."""
     if isinstance(value, tf.IndexedSlices):
         values = quotient(value.values, divisor)
-        return tf.IndexedSlices(values, value.indices, value.dense_shape)
+        return type(value)(values, value.indices, value.dense_shape)
     return tf.math.divide_no_nan(value, tf.cast(divisor, value.dtype))
 
 
@@ -70,8 +71,10 @@ def set_row(variable: tf.Variable, row: tf.Tensor, value: Any) -> None:
     variable.scatter_update(tf.IndexedSlices(value[None], row[None]))
 
 
-def merged_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def merged_rows(slices: tf.IndexedSlices) -> RowsOnce:
     """The same sum with every row named once."""
+    if isinstance(slices, RowsOnce):
+        return slices
     rows, place = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, place, tf.size(rows))
-    return tf.IndexedSlices(values, rows, slices.dense_shape)
+    return RowsOnce(values, rows, slices.dense_shape)

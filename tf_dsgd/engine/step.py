@@ -56,12 +56,17 @@ class Step(Protocol):
         """Gradients fit for a local step."""
 
     def optimize(
-        self, shard: int, gradients: Sequence[Gradient], scale: Any, message: Message | None
+        self,
+        shard: int,
+        gradients: Sequence[Gradient],
+        scale: Any,
+        message: Message | None,
+        side_by_side: bool,
     ) -> None:
-        """The compiled optimizer's update of a shard's weights, traced there."""
+        """The compiled optimizer's update of a shard's weights, traced there.
 
-    def check_side_by_side(self) -> None:
-        """Raises a ValueError if the compiled optimizer's updates may not be made at once."""
+        Raises a ValueError for one that may not be made `side_by_side` with others, if it is.
+        """
 
     def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
         """The compiled optimizer's update of a shard's tables, where workers run it otherwise."""

@@ -139,9 +139,8 @@ class ShardView:
     def optimize(
         self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
     ) -> None:
-        if self._program.shards[self.index].lock_free:
-            self._program.step.check_side_by_side()
-        self._program.step.optimize(self.index, gradients, scale, message)
+        side_by_side = self._program.shards[self.index].lock_free
+        self._program.step.optimize(self.index, gradients, scale, message, side_by_side)
         self.note_rows(gradients)
 
     def update_tables(self, gradients: Sequence[Gradient]) -> None:

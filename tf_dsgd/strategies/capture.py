@@ -62,11 +62,17 @@ class Application:
         return getattr(self.optimizer, "inner_optimizer", self.optimizer)
 
     def apply(
-        self, gradients: Sequence[Gradient], variables: Sequence[Any], shard: int, lazy: bool
+        self,
+        gradients: Sequence[Gradient],
+        variables: Sequence[Any],
+        shard: int,
+        lazy: bool,
+        side_by_side: bool = False,
     ) -> None:
         """Traces the update of those of the variables that are on a shard.
 
-        With `lazy` rows of a table that have no gradient keep still.
+        With `lazy` rows of a table that have no gradient keep still. `side_by_side` with others an
+        update adds to rows in place.
         """
         gradients = list(gradients)
         if lazy:
@@ -78,7 +84,7 @@ class Application:
             if self.clipped:
                 stack.enter_context(_no_clipping(self.inner))
             stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
-            stack.enter_context(by_rows(self.inner, lazy))
+            stack.enter_context(by_rows(self.inner, lazy, side_by_side))
             stack.enter_context(_tf.counted_natively(self.inner, self.counts))
             self.optimizer.apply(gradients, list(variables))
 

@@ -308,16 +308,15 @@ class TracedStep:
         gradients: Sequence[Gradient],
         scale: Any = 1.0,
         message: Message | None = None,
+        side_by_side: bool = False,
     ) -> None:
         """Traces `optimizer.apply` for every call of it in the user's step, for one shard."""
+        if side_by_side:
+            check_side_by_side(self._optimizers, self.applications)
         for application in self.applications:
             _check_delay_is_known(application.inner, message)
         with applying(None if message is None else _delay_of(message)):
-            self._optimize(shard, gradients, scale)
-
-    def check_side_by_side(self) -> None:
-        """Whether the optimizers' updates may be made while others are; else a ValueError."""
-        check_side_by_side(self._optimizers, self.applications)
+            self._optimize(shard, gradients, scale, side_by_side)
 
     def update_tables(self, shard: int, gradients: Sequence[Gradient]) -> None:
         """Traces the compiled optimizer's update of one shard's tables, where workers run it."""
@@ -336,20 +335,23 @@ class TracedStep:
             if source is not None:
                 _replica(source).snapshots.take(worker, rows.get(i))
 
-    def _optimize(self, shard: int, gradients: Sequence[Gradient], scale: Any) -> None:
+    def _optimize(
+        self, shard: int, gradients: Sequence[Gradient], scale: Any, side_by_side: bool
+    ) -> None:
         for application, part, variables in self._parts(gradients, shard):
             if not variables:
                 _check_empty(application, shard)
                 counter = _tf.iterations_variable(application.inner)
                 counter.on_shard(shard).assign_add(1, read_value=False)
                 continue
+            lazy = self._optimizers.lazy
             if isinstance(scale, float) and scale == 1.0:
-                application.apply(part, variables, shard, self._optimizers.lazy)
+                application.apply(part, variables, shard, lazy, side_by_side)
                 continue
             inner = application.inner
             rate = functools.partial(_scaled_rate, inner.learning_rate, scale)
             with _tf.method_replaced(inner, "_get_current_learning_rate", rate):
-                application.apply(part, variables, shard, self._optimizers.lazy)
+                application.apply(part, variables, shard, lazy, side_by_side)
 
     def _parts(
         self,

@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.arithmetic import merged_rows
 from tf_dsgd.checks import called
 from tf_dsgd.console import say
 from tf_dsgd.engine.state import Replicated
@@ -257,7 +256,7 @@ class SplitTable:
             )
 
     def split(self, gradient: tf.IndexedSlices) -> list[tf.IndexedSlices]:
-        """A gradient of the table as one of each part, each row once.
+        """A gradient of the table as one of each part.
 
         Raises:
             ValueError: for a gradient of all rows.
@@ -270,10 +269,9 @@ class SplitTable:
             )
         n = len(self.parts)
         rows = tf.cast(gradient.indices, tf.int64)
-        merged = merged_rows(tf.IndexedSlices(gradient.values, rows, gradient.dense_shape))
-        owner = tf.cast(merged.indices % n, tf.int32)
-        indices = tf.dynamic_partition(merged.indices // n, owner, n)
-        values = tf.dynamic_partition(merged.values, owner, n)
+        owner = tf.cast(rows % n, tf.int32)
+        indices = tf.dynamic_partition(rows // n, owner, n)
+        values = tf.dynamic_partition(gradient.values, owner, n)
         return [
             tf.IndexedSlices(v, i, tf.constant(part.shape.as_list(), tf.int64))
             for v, i, part in zip(values, indices, self.parts, strict=True)

@@ -116,9 +116,10 @@ def check_split(
 class _View:
     """Some rows of a table, and of its slots, in their place while an update is traced."""
 
-    def __init__(self, table: ReplicaVariable, rows: tf.Tensor):
+    def __init__(self, table: ReplicaVariable, rows: tf.Tensor, side_by_side: bool):
         self._shape = table.shape
         self._rows = rows
+        self._side_by_side = side_by_side
         self._values: dict[int, tf.Tensor] = {}
         self._written: dict[int, Any] = {}
         self._added: dict[int, tf.Tensor] = {}
@@ -158,24 +159,28 @@ class _View:
     def scatter(self) -> None:
         """Traces that the table and its slots have them.
 
-        What was added is added in place: another update that runs beside this one, where a rule
-        asks for no lock, adds its own.
+        Where another update runs beside this one, and adds its own, what was added is added in
+        place. Under the lock rows are written: TensorFlow's kernel for that copies memory, and that
+        which adds takes ten times as long, longer than to read the rows and write them.
         """
         for key, variable in self._written.items():
-            if key in self._added:
+            if self._side_by_side and key in self._added:
                 variable.add_rows(self._rows, self._added[key])
             else:
-                variable.write_rows(self._rows, self._values[key])
+                variable.write_rows(self._rows, self.read(variable))
 
 
 @contextlib.contextmanager
-def by_rows(optimizer: keras.optimizers.Optimizer, lazy: bool) -> Iterator[None]:
+def by_rows(
+    optimizer: keras.optimizers.Optimizer, lazy: bool, side_by_side: bool = False
+) -> Iterator[None]:
     """Within, the optimizer updates tables by the rows of sparse gradients, where that is right.
 
     Args:
         optimizer: the one that makes the step.
         lazy: whether rows without a gradient keep still whatever the optimizer does with a
             gradient of zero.
+        side_by_side: whether other updates are made meanwhile.
     """
     plain = optimizer.update_step
     all_rows = not (lazy or keeps_still(optimizer))
@@ -196,7 +201,7 @@ def by_rows(optimizer: keras.optimizers.Optimizer, lazy: bool) -> Iterator[None]
         if lazy:
             check_lazy(optimizer)
         gradient = arithmetic.merged_rows(gradient)
-        trace.view = view = _View(table, gradient.indices)
+        trace.view = view = _View(table, gradient.indices, side_by_side)
         try:
             plain(gradient.values, variable, learning_rate)
         finally:
