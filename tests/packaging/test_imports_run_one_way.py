@@ -23,6 +23,7 @@ ROOMS = [
             "_tf_order",
             "_tf_parts",
             "_tf_remote",
+            "_tf_rows",
         ),
         *("_tf_server", "_version", "floods", "resuming"),
     },
