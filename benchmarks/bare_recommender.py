@@ -42,20 +42,11 @@ class Weight:
             slot.assign(new, read_value=False)
 
     def update_rows(self, rows: tf.Tensor, g: tf.Tensor, step: tf.Tensor) -> None:
-        if self.optimizer == "adagrad":
-            tf.raw_ops.ResourceSparseApplyAdagradV2(
-                var=self.value.handle,
-                accum=self.slots[0].handle,
-                lr=self.rate,
-                epsilon=task.EPSILON,
-                grad=g,
-                indices=rows,
-            )
-            return
+        """Rows are read, and written: faster than kernels that add, of Adagrad's fused one too."""
         change, slots = self.change(g, [tf.gather(slot, rows) for slot in self.slots], step)
-        self.value.scatter_sub(tf.IndexedSlices(change, rows))
-        for slot, new in zip(self.slots, slots, strict=True):
-            slot.scatter_update(tf.IndexedSlices(new, rows))
+        value = tf.gather(self.value, rows) - change
+        for variable, new in zip((self.value, *self.slots), (value, *slots), strict=True):
+            variable.scatter_update(tf.IndexedSlices(new, rows))
 
 
 def make(spec: task.Spec) -> Callable[[Any], tf.Tensor]:
