@@ -196,7 +196,9 @@ def by_rows(
         table = variable.value if isinstance(variable, keras.Variable) else variable
         if all_rows:
             _hint(optimizer, table)
-            plain(gradient, variable, learning_rate)
+            # Of the type that an optimizer of the user's knows.
+            slices = tf.IndexedSlices(gradient.values, gradient.indices, gradient.dense_shape)
+            plain(slices, variable, learning_rate)
             return
         if lazy:
             check_lazy(optimizer)
