@@ -295,7 +295,12 @@ def main() -> None:
     add("--only", default="", help="a regular expression of names: 'contender, period'")
     add("--tf_keras_python", help="interpreter of an environment with tensorflow and tf_keras")
     add("--repetitions", type=int, default=3)
-    add("--steps", type=int, default=200, help="mini-batches of an epoch; the first is not timed")
+    add(
+        "--steps",
+        type=int,
+        default=200,
+        help="mini-batches of an epoch; a few epochs come untimed before",
+    )
     add("--seconds", type=float, default=5.0, help="that each is timed, in whole epochs")
     add("--live", type=int, default=0, help="so many of the rows occur; 0: any of them")
     add("--json", help="where to write all single runs")
