@@ -59,13 +59,18 @@ class Bench:
         self.program.fetch[worker]()
 
     def push(self, worker, gradient, rows=None):
-        """Applies a message of a worker; of a sparse gradient the rows may occur repeatedly."""
+        """Applies a message of a worker, which names a row once; rows given twice are added."""
         clocks = self.strategy.engine.store.clock.copies
         clock = clocks[worker].numpy()
         clock[SEQUENCE] += 1
         clocks[worker].assign(clock)
         version_fetched = clock[-1]
         head = tf.constant([worker, clock[1], clock[SEQUENCE], version_fetched, 1], tf.int64)
+        if self.sparse:
+            rows, place = np.unique(rows, return_inverse=True)
+            total = np.zeros([len(rows), *self.shape[1:]])
+            np.add.at(total, place, gradient)
+            gradient = total
         gradient = self._gradient(gradient, rows)
         assert bool(self.program.deliver(head, [gradient]))
 
