@@ -52,6 +52,25 @@ def test_steps_per_execution(cluster, periods):
     helpers.assert_ledger_balances(strategy)
 
 
+def test_an_epoch_begins_with_as_many_mini_batches_as_a_step_of_keras(monkeypatch):
+    """Or its first round would be of one, by functions that are used for nothing else."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), push_every=8, fetch_every=8)
+    with strategy.scope():
+        model = helpers.recording_model(keras.optimizers.SGD(0.02), steps_per_execution=8)
+    handed_out = []
+    awaits = strategy.engine.await_begun
+
+    def noted(program):
+        handed_out.append(strategy.batches.handed_out)
+        awaits(program)
+
+    monkeypatch.setattr(strategy.engine, "await_begun", noted)
+    x, y = helpers.regression(160)
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    assert handed_out[-6:] == [28, 36, 40, 48, 56, 60]
+    np.testing.assert_array_equal(model.get_layer("ids").ids.take(), np.repeat(np.arange(160), 3))
+
+
 @pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 def test_steps_per_execution_on_data_of_unknown_length(cluster):
     strategy = tf_dsgd.DownpourStrategy(cluster)

@@ -230,8 +230,7 @@ class _Steps:
     def __init__(self, iterator: TokenIterator):
         self._iterator = iterator
         self._begun = False
-        program = iterator.program
-        self._at_once = None if program is None else program.steps_per_execution
+        self._at_once: int | None = None
 
     def __iter__(self) -> Iterator[Token]:
         return self
@@ -245,6 +244,8 @@ class _Steps:
             if self._begun or _is_loop_of_ones_own():
                 raise
             raise tf.errors.OutOfRangeError(None, None, "End of the data.") from None
+        if not self._begun and self._iterator.program is not None:  # the first token shows whose
+            self._at_once = self._iterator.program.steps_per_execution
         self._begun = True
         for _ in range((self._at_once or 1) - 1):
             if next(self._iterator, None) is None:
