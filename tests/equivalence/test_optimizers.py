@@ -126,6 +126,19 @@ def test_float16_with_overflow(engine):
     assert float(model.optimizer.dynamic_scale) == scale
 
 
+def test_a_loss_scale_whose_inverse_is_no_normal_number():
+    """1 / 2 ** 127 is zero where subnormal numbers are; so the gradients are divided."""
+    strategy = tf_dsgd.DownpourStrategy(twin.ENGINES["local"]())
+    x, y = twin.data()
+
+    def optimizer():
+        return optimizers.LossScaleOptimizer(optimizers.SGD(0.05), initial_scale=2.0**127)
+
+    model, plain = twin.assert_same_as_plain(twin.mlp(optimizer), strategy, x, 0.01 * y)
+    assert float(plain.optimizer.dynamic_scale) == float(model.optimizer.dynamic_scale) == 2.0**127
+    assert int(plain.optimizer.iterations) == twin.STEPS
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("engine", twin.ENGINES)
 def test_second_fit_goes_on_with_the_state(engine):

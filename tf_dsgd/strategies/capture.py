@@ -30,7 +30,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.arithmetic import Gradient, merged_rows
+from tf_dsgd.arithmetic import Gradient, merged_rows, scaled
 from tf_dsgd.strategies.objective import Objective
 from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.rows.touched_rows import by_rows, check_lazy_options, check_split
@@ -79,7 +79,7 @@ class Application:
             check_lazy_options(self.inner)
         if self.inner is not self.optimizer:
             scale = self.optimizer.dynamic_scale.value
-            gradients = [_times(g, tf.cast(scale, g.dtype)) for g in gradients]
+            gradients = [scaled(g, scale) for g in gradients]
         with contextlib.ExitStack() as stack:
             if self.clipped:
                 stack.enter_context(_no_clipping(self.inner))
@@ -119,13 +119,15 @@ def _all_or_none(gradients: Sequence[Gradient]) -> list[Gradient]:
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
     factor = tf.where(finite, 1.0, float("nan"))
-    return [_times(g, tf.cast(factor, g.dtype)) for g in gradients]
+    return [scaled(g, factor) for g in gradients]
 
 
-def _times(gradient: Gradient, factor: tf.Tensor) -> Gradient:
+def _over(gradient: Gradient, divisor: Any) -> Gradient:
+    """Divided, as Keras does it: 1 over a scale of more than 2 ** 126 would be zero."""
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+        values = _over(gradient.values, divisor)
+        return type(gradient)(values, gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(divisor, gradient.dtype)
 
 
 def _each_row_once(gradient: Gradient) -> Gradient:
@@ -283,9 +285,7 @@ def _noted(
     inner = application.inner
     if inner is not optimizer:
         scale = optimizer.dynamic_scale.value
-        application.gradients = [
-            _times(g, 1.0 / tf.cast(scale, g.dtype)) for g in application.gradients
-        ]
+        application.gradients = [_over(g, scale) for g in application.gradients]
         if in_parts:
             application.gradients = _all_or_none(application.gradients)
     if in_parts and inner.gradient_accumulation_steps and inner.global_clipnorm is not None:
