@@ -134,6 +134,12 @@ class RunsOneOfACall(Scheduler):
         return super().messages_of(lease)[:1]
 
 
+class WaitsForOne(Scheduler):
+    def round_steps(self, task):
+        waits = self.hurried and self.hastened not in (None, task)
+        return 0 if waits else super().round_steps(task)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -146,6 +152,7 @@ class RunsOneOfACall(Scheduler):
         BoundByIdle,
         CountsAllOfACall,
         RunsOneOfACall,
+        WaitsForOne,
     ],
 )
 def test_the_histories_find(wrong):

@@ -313,3 +313,24 @@ def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
     made = several()
     made.rest()
     assert made.take(made.tasks[1]) == 1  # at first: it is not known how long a message takes
+
+
+def test_a_short_round_is_the_same_workers_while_it_can():
+    made = scheduler(rule=Rule(20, 20))
+    first, second, third = made.tasks
+    made.hurried = True
+    made.available = 1
+    assert made.take(second) == 1  # any worker, at first
+    made.counted(second, made.collected(second), 0.0)
+    made.rest()
+    made.available = 1
+    assert not made.take(first) and not made.take(third)
+    made.begins(second, 1.0)  # it is not there to begin
+    assert made.take(third) == 1
+    made.ends(second)
+    made.counted(third, made.collected(third), 2.0)
+    made.available = 1
+    assert not made.take(first)
+    made.lose(third, 3.0)
+    made.fenced(third, [1, 1])
+    assert made.take(first) == 1

@@ -70,6 +70,8 @@ class World(Checked):
         self.transitions = 0
         self.in_a_row = 0
         """How often a call had several rounds."""
+        self.begun = 0
+        """How often a worker began after it had waited, or come."""
         self.seen = Counter()
         """How often each state of leases and tasks was entered, by name."""
 
@@ -87,6 +89,8 @@ class World(Checked):
             if several:
                 until = self.transitions + 3 * transitions
             self.begin_epoch(self.random.randint(1, 60 if several else 12))
+            if self.random.random() < 0.5:
+                self.await_begun()
             while self.transitions < until:
                 self.step()
             self.drain()
@@ -259,6 +263,7 @@ class World(Checked):
                     continue
                 if doing.what is What.ROUND:
                     steps = doing.steps
+                    self.begun += 1
                     self.stepped_on()
                     while steps:
                         steps = yield from self.round(task, steps)
@@ -423,7 +428,29 @@ class World(Checked):
         self.scheduler.fenced(task, last)
         self.wake()
 
-    # -- a drain ----------------------------------------------------------------------------
+    # -- the main thread waits --------------------------------------------------------------
+
+    def await_begun(self):
+        """For an epoch's first mini-batch: somebody begins, whatever happens, if somebody can."""
+        self.grant()
+        self.scheduler.hurried = True
+        self.wake()
+        before = self.begun
+        for passed in range(self.longest_drain):
+            if self.begun > before or not (self.scheduler.unfinished or self.losing is not None):
+                break
+            self.in_a_wait(passed < 20)
+        else:
+            raise AssertionError(f"nobody begins: {self.standing()}")
+        self.scheduler.hurried = False
+
+    def in_a_wait(self, things_happen):
+        if things_happen:
+            self.step()
+            return
+        self.transitions += 1
+        self.main_looks()
+        self.check()
 
     def drain(self):
         """Everything that was handed out is done, whatever happened, if somebody can do it."""
@@ -435,12 +462,7 @@ class World(Checked):
             awaited = any(self.scheduler.is_awaited(self.tasks[m]) for m in self.threads)
             if not awaited and not self.scheduler.unfinished and self.losing is None:
                 break
-            if not calm and passed < 60:
-                self.step()
-                continue
-            self.transitions += 1
-            self.main_looks()
-            self.check()
+            self.in_a_wait(not calm and passed < 60)
         else:
             raise AssertionError(f"never at rest: {self.standing()}")
         self.scheduler.draining = False

@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_dsgd.engine import in_a_row, late
+from tf_dsgd.engine import hurry, in_a_row, late
 from tf_dsgd.engine.turns import sends_next, takes_next
 from tf_dsgd.engine.work import ANY_NUMBER, Exchange, Loss, Next, Source, What, portion
 from tf_dsgd.membership.lease import Lease, LeaseState
@@ -56,7 +56,9 @@ class Scheduler:
         self.draining = False
         """Whether nothing more comes before all workers are at rest."""
         self.hurried = False
-        """Whether somebody waits for a first mini-batch: rounds begin with what there is."""
+        """Whether somebody waits for a first mini-batch: a round begins with what there is."""
+        self.hastened: Task | None = None
+        """Who made the last such round."""
         self.stopped = False
         """Whether nobody begins anything: after an error, or as the process ends."""
         self.orphans: list[Lease] = []
@@ -141,7 +143,7 @@ class Scheduler:
             steps = self.exchange.share(steps, self.available, len(self.tasks))
         if self.available >= steps:
             return steps
-        at_once = self.draining or self.hurried
+        at_once = self.draining or (self.hurried and hurry.hastens(self, task))
         return self.available if steps and (at_once or self.available >= self.portion(steps)) else 0
 
     def portion(self, steps: int) -> int:
@@ -217,6 +219,7 @@ class Scheduler:
         messages = in_a_row.messages(self, task)
         steps = messages if messages > 1 else self.round_steps(task)
         if steps:
+            self.hastened = task if self.hurried else self.hastened
             self.taken(task, steps, messages)
         return steps
 

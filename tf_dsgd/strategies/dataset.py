@@ -247,10 +247,10 @@ class _Steps:
         if not self._begun and self._iterator.program is not None:  # the first token shows whose
             self._at_once = self._iterator.program.steps_per_execution
         self._begun = True
+        self._iterator.await_logs()  # of an epoch's first batch; the others have more to do, then
         for _ in range((self._at_once or 1) - 1):
             if next(self._iterator, None) is None:
                 break
-        self._iterator.await_logs()
         return token
 
 
