@@ -16,6 +16,10 @@ ROWS, BATCH = 60, 4
 SGD, ADAGRAD = (lambda: keras.optimizers.SGD(0.1)), (lambda: keras.optimizers.Adagrad(0.1))
 
 
+def decaying(make=keras.optimizers.SGD):
+    return make(keras.optimizers.schedules.ExponentialDecay(0.3, 1, 0.7))
+
+
 def distinct_ids(batches, seed=0):
     """Three ids an example; within a mini-batch each is named once."""
     random = np.random.default_rng(seed)
@@ -63,8 +67,19 @@ def table_alone(strategy, rows=ROWS, optimizer=lambda: keras.optimizers.SGD(0.5)
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("optimizer", "lock"),
-    [(SGD, "none"), (ADAGRAD, "none"), (ADAGRAD, "rows"), (ADAGRAD, "round-robin")],
-    ids=["sgd", "adagrad", "locks_of_rows", "round_robin"],
+    [
+        (SGD, "none"),
+        (ADAGRAD, "none"),
+        (ADAGRAD, "rows"),
+        (ADAGRAD, "round-robin"),
+        (decaying, "none"),
+        (lambda: decaying(keras.optimizers.Adagrad), "rows"),
+        (decaying, "round-robin"),
+    ],
+    ids=[
+        *("sgd", "adagrad", "locks_of_rows", "round_robin"),
+        *("schedule", "schedule_and_locks_of_rows", "schedule_and_round_robin"),
+    ],
 )
 def test_one_thread_is_plain_keras(optimizer, lock):
     x, y = data(10)
@@ -76,6 +91,22 @@ def test_one_thread_is_plain_keras(optimizer, lock):
     model = trained(strategy, optimizer, first, x, y)
     for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+class TenthEachTime(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 10.0 ** -keras.ops.cast(step, "float32")
+
+
+def test_a_message_has_the_rate_of_the_mini_batches_before_it():
+    """The k-th adds 10 ** -k to each of two rows: 1.111 after four, whoever sends them."""
+    for cluster in (tf_dsgd.SimulatedCluster(1), tf_dsgd.SimulatedCluster(2, seed=0)):
+        model = table_alone(
+            tf_dsgd.HogwildStrategy(cluster),
+            optimizer=lambda: keras.optimizers.SGD(TenthEachTime()),
+        )
+        model.fit(np.array([[0, 1]] * 4), np.zeros([4, 1]), batch_size=1, verbose=0)
+        np.testing.assert_allclose(model.get_weights()[0][:2], -1.111, rtol=1e-6)
 
 
 def test_on_the_simulator_it_is_downpour_of_one_mini_batch():

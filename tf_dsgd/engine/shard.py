@@ -183,6 +183,7 @@ class Shard:
             def accept() -> tf.Tensor:
                 tau = self._staleness(header)
                 changed = apply(content, tau)
+                self._follow(header)
                 self.count_version(changed)
                 return self._counted(header, row, tau)
 
@@ -218,10 +219,13 @@ class Shard:
             _, written = _tf_order.traced(count)
             with tf.control_dependencies(written):
                 admitted = tf.identity(fresh)
-            changed = tf.cond(
-                admitted, lambda: tf.cast(apply(content, tau), tf.bool), lambda: False
-            )
-            self.count_version(changed)
+
+            def accept() -> tf.Tensor:
+                changed = tf.cast(apply(content, tau), tf.bool)
+                self._follow(header)
+                return changed
+
+            self.count_version(tf.cond(admitted, accept, lambda: False))
             return fresh
 
         return senders.held(parcel, body, lambda arrived: unpack(arrived)[0][0])
@@ -234,10 +238,13 @@ class Shard:
     def _staleness(self, header: tf.Tensor) -> tf.Tensor:
         return self.version.read_value() - header[3]
 
+    def _follow(self, header: tf.Tensor) -> None:
+        """Once a message was applied schedules go on, and not before: it had the rate of then."""
+        self.schedule_step.assign_add(header[4], read_value=False)
+
     def _counted(self, header: tf.Tensor, row: tf.Tensor, tau: tf.Tensor) -> tf.Tensor:
         """Counts a message; gives its sender's row after it."""
         worker, _, sequence, _, steps = tf.unstack(header, 5)
-        self.schedule_step.assign_add(steps, read_value=False)
         self._count_staleness(_places(worker, tau))
         # Few operations, whatever the number of columns: this is done for every message.
         largest = _row({SEQUENCE: sequence, TAU_MAX: tau}, tf.int64.min)
