@@ -88,8 +88,9 @@ def check_split(
     if not keeps_still(optimizer):
         if type(optimizer) not in _ELEMENTWISE:  # whatever `sparse` is
             raise ValueError(
-                f"{said}. Use an optimizer that treats each entry by itself: {_names()}; or leave "
-                f"the table out of `placement`. Received: {type(optimizer).__name__}."
+                f"{said}. Use an optimizer that treats each entry by itself, and no subclass of "
+                f"it, which may do otherwise: {_names()}; or leave the table out of `placement`. "
+                f"Received: {type(optimizer).__name__}."
             )
         if not lazy:
             raise ValueError(
