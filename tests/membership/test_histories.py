@@ -5,7 +5,7 @@ the same mini-batches on all of them, no lease stays open when somebody can run 
 for what never comes (`world`). A seeded driver makes hundreds of thousands of transitions; a
 thousand histories are hypothesis's own, which makes one that fails small.
 
-That the histories find bugs is shown by nine schedulers, each wrong in one place. Each is found:
+That the histories find bugs is shown by ten schedulers, each wrong in one place. Each is found:
 
     CountsWhatWasRefused   takes the answer of a straggler whose message another sent for its own
     GivesBackTooMuch       gives a lost worker's mini-batches to others though a shard has them
@@ -16,8 +16,9 @@ That the histories find bugs is shown by nine schedulers, each wrong in one plac
     BoundByIdle            has a worker wait, at a drain, for workers that have nothing to do
     CountsAllOfACall       takes all messages of a call for counted where the first ones are
     RunsOneOfACall         has a backup task compute the first message of a call for all of them
+    WaitsForOne            leaves an epoch's short round to one worker, also where that one is lost
 
-The last but two was in the engine that this scheduler took the place of.
+BoundByIdle was in the engine that this scheduler took the place of.
 """
 
 import collections

@@ -58,7 +58,7 @@ class Scheduler:
         self.hurried = False
         """Whether somebody waits for a first mini-batch: a round begins with what there is."""
         self.hastened: Task | None = None
-        """Who made the last such round."""
+        """Who began last while somebody waited."""
         self.stopped = False
         """Whether nobody begins anything: after an error, or as the process ends."""
         self.orphans: list[Lease] = []

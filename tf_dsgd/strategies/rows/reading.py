@@ -14,9 +14,11 @@ from tf_dsgd.strategies.rows.tables import SplitTable
 def within(table: SplitTable, ids: tf.Tensor) -> tf.Tensor:
     """The same ids, once it is known that the table has them."""
     in_table = (ids >= 0) & (ids < table.shape[0])
-    last = int(table.shape[0]) - 1
-    said = f"The table {table.name} has rows 0 to {last}. (Keras adds {last + 1} to an id below 0 "
-    said += "before it looks that up: what is below 0 here was less.) Received the ids"
+    size = int(table.shape[0])
+    said = (
+        f"The table {table.name} has rows 0 to {size - 1}. (Keras's own lookups add {size} to an "
+        "id below 0 first.) Received the ids"
+    )
     check = tf.debugging.Assert(
         tf.reduce_all(in_table), [said, tf.boolean_mask(ids, tf.logical_not(in_table))]
     )
