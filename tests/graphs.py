@@ -69,6 +69,13 @@ class Graph:
             for taken in self.all(TAKEN)
         )
 
+    def is_after_lock(self, name):
+        """Whether it begins after a lock of its device was held and given back."""
+        return any(
+            self.device(taken) == self.device(name) and self._given_back(taken) in self.before(name)
+            for taken in self.all(TAKEN)
+        )
+
     def _given_back(self, taken):
         """Where a lock is given back that is taken there: the first time after that."""
         ends = [

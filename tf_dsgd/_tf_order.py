@@ -44,6 +44,12 @@ def begin_after(before: tf.Operation, operations: Sequence[tf.Operation]) -> Non
             operation._add_control_input(before)
 
 
+def begin_after_there(before: Sequence[tf.Operation], operations: Sequence[tf.Operation]) -> None:
+    """`begin_after` each, of those operations that are on its device: nothing is sent for it."""
+    for each in before:
+        begin_after(each, [op for op in operations if op.device == each.device])
+
+
 def leading_to(operations: Sequence[tf.Operation], result: Any) -> set[tf.Operation]:
     """Those of a traced function that are of use: to a result, or to what changes a state."""
     left = [op for op in operations if op.op_def.is_stateful]

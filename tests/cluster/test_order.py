@@ -1,6 +1,7 @@
 """The order of a round's operations in the graphs that TensorFlow made of it on a cluster.
 
-All that touches a shard is under the shard's lock, but for lookups in tables split by rows.
+All that touches a shard is under the shard's lock, but for lookups in tables split by rows: in a
+round these come after the fetch, so that no row is older than the version that was fetched.
 """
 
 import tensorflow as tf
@@ -31,7 +32,7 @@ def test_no_operation_on_a_variable_is_without_order_and_none_of_a_shard_without
         for name in dumped_graphs.STRATEGIES:
             assert process.line_with(f"TRAINED {name}", 240.0).endswith(" 12")
         assert exit_of(process, 60.0)[0] == 0, log(process)
-    seen = 0
+    seen = looked_up = 0
     for function in ("whole_round", "push", "fetching", "flush", "work_on"):
         for graph in graphs(tmp_path, function):
             assert graph.without_order() == [], function
@@ -39,4 +40,8 @@ def test_no_operation_on_a_variable_is_without_order_and_none_of_a_shard_without
             lookups = {name for name in graph.all("ResourceGather") if "lookup" in name}
             assert {n for n in of_shards if not graph.is_under_lock(n)} == of_shards & lookups
             seen += len(of_shards - lookups) > 0
+            if function == "whole_round":
+                assert [name for name in lookups if not graph.is_after_lock(name)] == []
+                looked_up += len(lookups)
     assert seen >= len(dumped_graphs.STRATEGIES)
+    assert looked_up >= 2  # of each shard

@@ -145,9 +145,6 @@ class Parts:
         """What rules keep on shards."""
         return list(self._shard_cells.values())
 
-    def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
-        return self.store.bind(_traced(fn, *specs))
-
     # -- the parts --------------------------------------------------------------------------
 
     @functools.cached_property
@@ -258,19 +255,23 @@ class Parts:
         """
         if self._peers is not None:
             return self._peers.fetching()
+        return self.taking(self.asked(name)[0])
+
+    def asked(self, name: tf.Tensor | None = None) -> tuple[list[Any], list[tf.Operation]]:
+        """(what a fetch brings from each shard, the operations that read it there)."""
         # What nobody needs is not asked for: TensorFlow would have the answers wait for its end.
-        none: tuple[tf.Tensor, dict[str, tf.Tensor]] = (tf.zeros([3], tf.int64), {})
-        who, rows = self.asking() if self._is_asked else none
+        who, rows = self.asking() if self._is_asked else (tf.zeros([3], tf.int64), {})
         if name is not None:
             who = tf.stack([who[0], name, tf.int64.max])
         parcels = [
             shard.call(reading, who, self._rows_of(shard, rows))
             for shard, reading in zip(self.shards, self.reading, strict=True)
         ]
+        calls = [parcel[0].op for parcel in parcels]
         if self.store.num_parts == 1 and self.shards[0].remote:
             # Or a second fetch in a function would have the shards told that the worker is ready.
             parcels = [[tf.identity(tensor) for tensor in parcel] for parcel in parcels]
-        return self.taking(parcels)
+        return parcels, calls
 
     # -- worker -----------------------------------------------------------------------------
 

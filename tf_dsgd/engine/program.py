@@ -78,6 +78,10 @@ class Program(Parts):
         for name in names:
             getattr(self, name)
 
+    def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
+        traced = tf.function(fn, autograph=False).get_concrete_function(*specs)
+        return self.store.bind(traced)
+
     # -- a worker's round -------------------------------------------------------------------
 
     @functools.cached_property
@@ -182,11 +186,14 @@ class Program(Parts):
     def _round(self, work: Callable[[], None]) -> list[tf.Operation]:
         """Traces a whole round with that work; gives the operation of each shard's message."""
         laps = Laps()
-        self.fetching()
+        parcels, fetches = self.asked()
+        self.taking(parcels)
         laps.lap()
         # Not called, as it reads rows of split tables on their shards: those would have to be
         # told of its beginning and its end.
-        work()
+        _, worked = _tf_order.traced(work)
+        # Or a row could miss an update that the fetch, which waits for the lock, counts as known.
+        _tf_order.begin_after_there(fetches, worked)
         laps.lap()
         sent = self.delivery_of_fetched()
         laps.add_to(self.store.laps.template)
@@ -229,9 +236,8 @@ class Program(Parts):
         for k in range(self.rounds_a_call):
             round_of_k = functools.partial(self._round, functools.partial(work, k))
             sent, made = _tf_order.traced(round_of_k)
-            for message in before:  # which TensorFlow does not know to be of its variables
-                there = [op for op in made if op.device == message.device]
-                _tf_order.begin_after(message, there)
+            # Which TensorFlow does not know to be of its variables.
+            _tf_order.begin_after_there(before, made)
             before = sent
 
     @functools.cached_property
