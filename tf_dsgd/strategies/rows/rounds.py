@@ -2,8 +2,8 @@
 
 Where shards are other processes, a lookup is a call to each of them, and costs both sides more than
 its rows do. So a worker takes all mini-batches of a round, finds the ids that they will look up,
-and reads their rows before the first step, each once; the steps take them from there. A row is then
-as fresh as the round's weights, but for an update that is under way as both are read.
+and reads their rows before the first step, each once; the steps take them from there. Each shard
+reads them once it has given what the round fetches: so a row is as fresh as that, or fresher.
 
 What ids a step looks up is seen in its graph: they must follow from the mini-batch alone, by
 operations without a state. Where they do not (ids drawn at random, or by a table of strings), each
