@@ -26,6 +26,7 @@ ON_CLUSTER = (
     "compression",
     "delay_tolerant",
     "hogwild",
+    "metrics",
     "pipelines",
     "shards",
     "tables",

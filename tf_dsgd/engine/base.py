@@ -221,6 +221,7 @@ class Engine(abc.ABC):
         with self.explained():
             with self.mending():
                 self._flush()
+            self.program.lent.take_back()
             self._audit()
         self.scheduler.rest()
 

@@ -98,7 +98,8 @@ class Added(Merged):
         return value + self._part(change)
 
     def apply(self, change: tf.Tensor, shard: Shard) -> None:
-        self.variable.primary.assign_add(self._part(change), read_value=False)
+        there = self.variable.on_shard(shard.index)
+        there.assign_add(self._part(change), read_value=False)
 
 
 class Replaced(Merged):
@@ -114,7 +115,7 @@ class Replaced(Merged):
         return change
 
     def apply(self, change: tf.Tensor, shard: Shard) -> None:
-        self.variable.primary.assign(change, read_value=False)
+        self.variable.on_shard(shard.index).assign(change, read_value=False)
 
 
 class Moving(Merged):

@@ -412,8 +412,8 @@ class Parts:
             statistics = [each.variable for each in self._merged_of(shard.index)]
             found = [
                 [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
-                [v.primary.read_value() for v in state],
-                [v.primary.read_value() for v in statistics],
+                [v.on_shard(shard.index).read_value() for v in state],
+                [v.on_shard(shard.index).read_value() for v in statistics],
             ]
             content = [*found, shard.version.read_value()]
             flat = tf.nest.flatten(content, expand_composites=True)

@@ -32,6 +32,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_order
 from tf_dsgd.engine import in_a_row
+from tf_dsgd.engine.lent import Lent
 from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
@@ -325,6 +326,15 @@ class Program(Parts):
         collected = self.collection.structured_outputs
         packed = tf.nest.pack_sequence_as(collected, list(message), expand_composites=True)
         return self.delivery(*packed)
+
+    @functools.cached_property
+    def lent(self) -> Lent:
+        """Metrics that are the chief's at rest."""
+        variables: list[Any] = []
+        if self.shards[0].remote:  # and else everything is in this process
+            state = [*(each.variable for each in self.merged), *self.read_by_workers]
+            variables = [v for v in state if v.lent]
+        return Lent(variables, [shard.device for shard in self.shards])
 
     # -- messages ---------------------------------------------------------------------------
 

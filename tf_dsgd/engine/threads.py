@@ -194,6 +194,8 @@ class ThreadsEngine(Engine):
 
     def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
+        with self.explained():
+            program.lent.lend()
         self.rounds.granted(program, stream)
         scheduler = self.scheduler
         with self.changed:

@@ -292,8 +292,8 @@ class _Bench(DistributedStrategy):
         self._copies = [v.value.on_workers() for v in self._variables]
         self._reset = self._resetting()
 
-    def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
-        variable = super().adopt(primary, shard)
+    def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
+        variable = super().adopt(primary, shard, lent)
         self._adopted.append(variable)
         return variable
 

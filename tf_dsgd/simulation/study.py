@@ -120,8 +120,8 @@ class _StackedStrategy(DistributedStrategy):
         self.adopted: list[ReplicaVariable] = []
         super().__init__(_StackedCluster(num_workers), algorithm)
 
-    def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
-        variable = super().adopt(primary, shard)
+    def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
+        variable = super().adopt(primary, shard, lent)
         self.adopted.append(variable)
         return variable
 
@@ -464,6 +464,7 @@ class _Nothing:
     ends_with_fetch = can_be_late = False
     show = begin_anew = None
     running = types.SimpleNamespace(begin=lambda: None)
+    lent = types.SimpleNamespace(take_back=lambda: None)
 
     def __init__(self, num_workers: int):
         self.fetch = self.work = [lambda *_: None] * num_workers

@@ -78,6 +78,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         cluster.configure()
         super().__init__(Extended(self))
         self.shard_devices = cluster.shard_devices()
+        self.lends_metrics = self.shard_devices[0] != cluster.host_device() and not peers
+        """Whether metrics are changed on shards in other processes; see `engine.lent`."""
         self.placement = Placement(self.num_shards, cluster.most_bytes_of_a_variable)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
@@ -87,7 +89,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         with self.engine.explained():
             # What schedules follow: mini-batches, as far back as the weights were trained.
             self._steps = self._counter("steps")
-            self._resets = Resets(self._counter("resets")) if cluster.locked_in_graph else None
+            resets = self._counter("resets", self.lends_metrics)
+            self._resets = Resets(resets) if cluster.locked_in_graph else None
             self._shards = [
                 Shard(
                     s,
@@ -405,19 +408,19 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     # -- variables --------------------------------------------------------------------------
 
-    def _counter(self, name: str) -> ReplicaVariable:
-        where = {"device": self.shard_devices[0], "name": name}
-        zero = _tf.make_variable(tf.zeros([], tf.int64), **where)
-        return ReplicaVariable(self, zero, Kind.CONTROL)
+    def _counter(self, name: str, lent: bool = False) -> ReplicaVariable:
+        device = self.cluster.host_device() if lent else self.shard_devices[0]
+        zero = _tf.make_variable(tf.zeros([], tf.int64), device=device, name=name)
+        return ReplicaVariable(self, zero, Kind.CONTROL, lent=lent)
 
-    def adopt(self, primary: tf.Variable, shard: int) -> ReplicaVariable:
+    def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
         unused.used(self)
         self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
         self._optimizers.note(creator)
         kind = kind_of(primary, creator)
-        variable = ReplicaVariable(self, primary, kind, shard)
+        variable = ReplicaVariable(self, primary, kind, shard, lent)
         if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
             variable.layer = creator
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):

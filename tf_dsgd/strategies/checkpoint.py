@@ -160,7 +160,7 @@ class Checkpoint:
     def _on_shards(self, name: str, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
-        return np.stack([variable.on_shard(s).numpy() for s in range(len(self._engine.shards))])
+        return np.stack([variable.at_rest_on(s).numpy() for s in range(len(self._engine.shards))])
 
     def _shards_that_run(self) -> dict[str, np.ndarray]:
         """Which shards hold weights, and which slots of each optimizer.
@@ -293,7 +293,7 @@ class Checkpoint:
                     variable.primary.assign(value)
                 else:
                     for s, there in enumerate(self._where_from(name)):
-                        variable.on_shard(s).assign(value[there])
+                        variable.at_rest_on(s).assign(value[there])
             if name + _OF_WORKERS in arrays:
                 variable.restore_copies(_as(arrays[name + _OF_WORKERS], dtype))
 

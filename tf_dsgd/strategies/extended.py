@@ -36,9 +36,11 @@ class Extended(_tf.StrategyExtended):
         shard = strategy.placement.place(beside, kwargs.get("synchronization"))
         create = _tf.make_variable_while_tracing if tf.inside_function() else next_creator
         with strategy.engine.explained():
-            with tf.device(strategy.shard_devices[shard]):
+            lent = strategy.lends_metrics and _is_summed(kwargs)
+            home = strategy.cluster.host_device() if lent else strategy.shard_devices[shard]
+            with tf.device(home):
                 primary = create(**kwargs)
-            variable = strategy.adopt(primary, shard)
+            variable = strategy.adopt(primary, shard, lent)
             variable.beside = beside
             return variable
 
@@ -136,6 +138,13 @@ class Extended(_tf.StrategyExtended):
     @property
     def should_save_summary(self) -> bool:
         return True
+
+
+def _is_summed(options: dict[str, Any]) -> bool:
+    """Whether a variable made with these options is a metric's."""
+    if options.get("synchronization") != tf.VariableSynchronization.ON_READ:
+        return False
+    return options.get("aggregation") != tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 class Scope:

@@ -21,7 +21,9 @@ back begins with the value that the variable was made with, or was last assigned
 
 `METRIC`, sums and counts of metrics: each worker has its own and keeps it; outside, the sum is
 read. Where workers can be lost, their changes travel with their messages instead, and a fetch
-brings the sum, so that what a lost worker had sent counts, and nothing else of it.
+brings the sum, so that what a lost worker had sent counts, and nothing else of it. Where shards are
+other processes, too, the primary is the chief's, and *lent* to a shard while workers work
+(`engine.lent`).
 
 `SLOT`, momenta and the like: a worker has its own only if it runs the optimizer; then the mean over
 workers is read outside, else the primary.
@@ -71,7 +73,14 @@ class ReplicaVariable(_tf.BaseResourceVariable):
     copied = True
     """Whether workers have copies, which a fetch brings up to date; see `tables.Part`."""
 
-    def __init__(self, strategy: Any, primary: tf.Variable, kind: Kind, shard: int = 0):
+    def __init__(
+        self,
+        strategy: Any,
+        primary: tf.Variable,
+        kind: Kind,
+        shard: int = 0,
+        lent: bool = False,
+    ):
         super().__init__(
             trainable=primary.trainable,
             shape=primary.shape,
@@ -102,7 +111,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self._restored: np.ndarray | None = None
         """What workers' copies begin with, where that came from a checkpoint."""
         self._snapshots: Snapshots | None = None
-        self._on_shards: dict[int, tf.Variable] = {shard: primary}
+        self.lent = lent
+        """Whether the primary is the chief's, and a shard has another one while workers work."""
+        self._on_shards: dict[int, tf.Variable] = {} if lent else {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave
         self.owned_by_workers = kind in (Kind.SEED, Kind.OWN) or (
             kind is Kind.METRIC and not self._workers_can_leave
@@ -141,8 +152,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         return shard == self.shard
 
     def on_shard(self, shard: int) -> tf.Variable:
-        """What a shard has of it: the primary, or, of a scalar of the optimizer, its own."""
-        if self.kind is Kind.CONTROL and shard not in self._on_shards:
+        """What a shard has of it: the primary; its own, if it is lent or an optimizer's scalar."""
+        own = self.kind is Kind.CONTROL or (self.lent and shard == self.shard)
+        if own and shard not in self._on_shards:
             device = self.distribute_strategy.shard_devices[shard]
             with tf.init_scope():
                 self._on_shards[shard] = _tf.make_variable(
@@ -196,10 +208,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         where = {"dtype": tf.int64, "name": "times", "part": self.on_workers().part}
         return store.cell(key, lambda: store.replicate(lambda _: np.int64(0), **where))
 
-    def restore_on_shards(self, value: np.ndarray) -> None:
-        """Sets what shards have of it; waits for nobody, as is right while a step is traced."""
-        for variable in self._on_shards.values():
-            variable.assign(value)
+    def at_rest_on(self, shard: int) -> tf.Variable:
+        """What at rest is a shard's value of it."""
+        return self.primary if self.lent else self.on_shard(shard)
 
     def restore_copies(self, values: np.ndarray) -> None:
         """Sets the workers' copies to `values[m]`, or has them begin so."""
@@ -360,7 +371,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self.owned_by_workers and self.copies is not None and method != "assign":
             self.primary.assign(self._read_variable_op())
         self._restored = None
-        for variable in self._on_shards.values():
+        for variable in [self.primary] if self.lent else self._on_shards.values():
             getattr(variable, method)(*args, **kwargs)
         if (self.owned_by_workers or self.kept_by_workers) and self.copies is not None:
             value = self.primary.numpy()
