@@ -35,6 +35,11 @@ def whole(value: Any) -> int | None:
         return None
 
 
+def named(value: Any) -> str:
+    """What a user calls a function or an object of Keras's, whose `repr` is an address."""
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
 def real(value: Any) -> float:
     """The number that `value` is; NaN, which is in no range, if it is none."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd.checks import named
+
 _MOST_ROWS = 65_536
 _MOST_BYTES = 64_000_000
 
@@ -65,7 +67,7 @@ class Blocks:
                 f"The table {name!r} is split by rows and drawn block by block, for which an "
                 f"initializer must draw each entry by itself, as {', '.join(_ENTRYWISE)} do. Use "
                 "one of them, without axes, and assign other values afterwards. Received: "
-                f"{initializer!r}."
+                f"{named(initializer)}."
             )
         self._initializer = initializer
         self._seed = _seed_of(initializer)

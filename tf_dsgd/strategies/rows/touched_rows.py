@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tf_dsgd import _tf, arithmetic
+from tf_dsgd.checks import named
 from tf_dsgd.console import say
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.tracing import current_trace
@@ -110,7 +111,7 @@ def check_split(
     if constraint is not None:
         raise ValueError(
             f"{said}; its constraint takes all rows. Leave it out, or leave the table out of "
-            f"`placement`. Received: {constraint!r}."
+            f"`placement`. Received: {named(constraint)}."
         )
 
 
