@@ -17,6 +17,7 @@ class Metric:
         self.shard = shard
         self.primary = tf.Variable(first)
         self.there = tf.Variable(tf.zeros_like(self.primary))
+        self.known_there = None
 
     def on_shard(self, shard):
         assert shard == self.shard
@@ -78,9 +79,8 @@ def test_what_the_chief_adds_while_they_are_lent_is_added():
     metric.primary.assign_add(5.0)
     other.there.assign("of a worker")
     lent.take_back()
-    assert metric.primary.numpy() == pytest.approx(15.1) and metric.there.numpy() == np.float32(
-        10.1
-    )
+    assert metric.primary.numpy() == pytest.approx(15.1)
+    assert metric.there.numpy() == np.float32(10.1)
     assert other.primary.numpy() == b"of a worker"
     lent.lend()
     assert metric.both[0] == metric.both[1]
@@ -88,6 +88,19 @@ def test_what_the_chief_adds_while_they_are_lent_is_added():
     other.there.assign("of another worker")
     lent.take_back()
     assert other.primary.numpy() == b"of the chief"
+
+
+def test_of_two_programs_each_knows_what_the_other_left_on_shards():
+    metric = Metric(1.0)
+    first, second = Lent([metric], [CPU]), Lent([metric], [CPU])
+    first.lend()
+    first.take_back()
+    second.lend()
+    metric.there.assign(5.0)
+    second.take_back()
+    metric.primary.assign(1.0)  # as the first one has left it
+    first.lend()
+    assert metric.both == (1.0, 1.0)
 
 
 def test_nan_is_no_change():

@@ -20,21 +20,21 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.engine.bundles import Bundle
+from tf_dsgd.engine.state import traced
 
 
 class Lent:
     """Metrics of one program that are lent; at first they are at rest. For the main thread.
 
     Args:
-        variables: each with `primary`, the chief's, and `shard`, on which is another of them.
+        variables: each with `primary`, the chief's, `shard`, on which is another of them, and
+            `known_there`, what that one is at rest, or None. Several programs may have one.
         shard_devices: where shards are.
     """
 
     def __init__(self, variables: Sequence[Any], shard_devices: Sequence[str | None]):
         self._variables = list(variables)
         self._devices = list(shard_devices)
-        self._sent: list[np.ndarray] = []
-        """What shards have; empty if that is not known."""
         self._are_lent = False
 
     def lend(self) -> None:
@@ -43,10 +43,11 @@ class Lent:
             return
         with tf.init_scope():
             now = self._at_home()
-            if not self._sent or not all(map(_same, now, self._sent)):
-                self._sent = []  # until the call has come to its end
+            there = [variable.known_there for variable in self._variables]
+            if not all(map(_same, now, there)):
+                self._know([None] * len(now))  # until the call has come to its end
                 self._send()
-                self._sent = now
+                self._know(now)
         self._are_lent = True
 
     def take_back(self) -> None:
@@ -55,14 +56,17 @@ class Lent:
             return
         with tf.init_scope():
             there = [value.numpy() for value in self._bring()]
-            here, sent = self._at_home(), self._sent
-            for variable, new, now, then in zip(self._variables, there, here, sent, strict=True):
-                if _same(now, then):
+            for variable, new, now in zip(self._variables, there, self._at_home(), strict=True):
+                if _same(now, variable.known_there):
                     variable.primary.assign(new)
                 elif variable.primary.dtype.is_floating or variable.primary.dtype.is_integer:
-                    variable.primary.assign(new + (now - then))
-            self._sent = there
+                    variable.primary.assign(new + (now - variable.known_there))
+            self._know(there)
         self._are_lent = False
+
+    def _know(self, there: Sequence[Any]) -> None:
+        for variable, value in zip(self._variables, there, strict=True):
+            variable.known_there = value
 
     def _at_home(self) -> list[np.ndarray]:
         return [variable.primary.numpy() for variable in self._variables]
@@ -87,7 +91,7 @@ class Lent:
                     for variable, value in zip(variables, bundle.unpack(sent), strict=True):
                         variable.on_shard(variable.shard).assign(value, read_value=False)
 
-        return _traced(send)
+        return traced(send)
 
     @functools.cached_property
     def _bring(self) -> Any:
@@ -106,13 +110,9 @@ class Lent:
                     brought |= zip(places, map(tf.identity, values), strict=True)
             return [brought[i] for i in range(len(self._variables))]
 
-        return _traced(bring)
+        return traced(bring)
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Entry by entry, where NaN is NaN."""
+    """Entry by entry, where NaN is NaN; what is not known is like nothing."""
     return bool(np.all((one == other) | ((one != one) & (other != other))))
-
-
-def _traced(fn: Any) -> Any:
-    return tf.function(fn, autograph=False).get_concrete_function()

@@ -26,7 +26,7 @@ from tf_dsgd.algorithm import PeerRule
 from tf_dsgd.engine.copies import Copies, Parts
 from tf_dsgd.engine.log import Messages
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
-from tf_dsgd.engine.state import INCARNATION
+from tf_dsgd.engine.state import INCARNATION, traced
 from tf_dsgd.engine.timing import Laps
 
 KEY = tf.TensorSpec([], tf.int64)
@@ -87,7 +87,7 @@ class MailParts:
             parts.store.set_clock(clock, fetched=version[None])
             return version
 
-        return _traced(fetched, *TAKEN, *self._of_scalars)
+        return traced(fetched, *TAKEN, *self._of_scalars)
 
     @functools.cached_property
     def fetch(self) -> list[_tf.BoundFunction]:
@@ -169,7 +169,7 @@ class MailParts:
             found = self.messages.get(key, source)
             self.messages.put(key, found, target)
 
-        return _traced(send, KEY)
+        return traced(send, KEY)
 
     # -- chief ------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class MailParts:
                 [], lambda _: [v.primary.read_value() for v in self._copies.scalars]
             )
 
-        return _traced(scalars)
+        return traced(scalars)
 
     @functools.cached_property
     def count(self) -> Any:
@@ -196,7 +196,7 @@ class MailParts:
         def count(header: tf.Tensor) -> tf.Tensor:
             return self._shard.receive([header], list, apply)
 
-        return _traced(count, tf.TensorSpec([5], tf.int64))
+        return traced(count, tf.TensorSpec([5], tf.int64))
 
     def withdraw(self, header: tf.Tensor) -> None:
         """A message counts as failed."""
@@ -211,7 +211,7 @@ class MailParts:
             values = [v.primary.read_value() for v in self._copies.begun_with]
             return self.log.shown.read_value(), values
 
-        return _traced(shown)
+        return traced(shown)
 
     @functools.cached_property
     def show(self) -> Any:
@@ -222,7 +222,7 @@ class MailParts:
                 variable.primary.assign(value, read_value=False)
             self.log.shown.assign(version, read_value=False)
 
-        return _traced(show, KEY, *map(_spec, self._copies.begun_with))
+        return traced(show, KEY, *map(_spec, self._copies.begun_with))
 
     @property
     def log(self) -> Any:
@@ -244,7 +244,3 @@ def _for_each(rows: tf.Tensor, body: Callable[[tf.Tensor], Any]) -> tf.Tensor:
 
 def _spec(variable: Any) -> tf.TensorSpec:
     return tf.TensorSpec(variable.shape, variable.dtype)
-
-
-def _traced(fn: Callable[..., Any], *specs: Any) -> Any:
-    return tf.function(fn, autograph=False).get_concrete_function(*specs)

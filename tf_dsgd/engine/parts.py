@@ -43,6 +43,7 @@ from tf_dsgd.engine.state import (
     Store,
     clock_parts,
     headers,
+    traced,
 )
 from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.views import ShardView, WorkerView
@@ -151,45 +152,45 @@ class Parts:
     def one_step(self) -> Any:
         """(batch) -> its outputs. Rows kept for a message change their number: not for XLA."""
         compiled = self.step.compiled and not any(self.step.sparse)
-        return _traced(self._one_step, self.step.element_spec, compiled=compiled)
+        return traced(self._one_step, self.step.element_spec, compiled=compiled)
 
     @functools.cached_property
     def collection(self) -> Any:
         """() -> (headers, message)."""
-        return _traced(self._collect)
+        return traced(self._collect)
 
     @functools.cached_property
     def wrapping(self) -> Any:
         """(headers, message) -> a parcel for each shard."""
         wrap = functools.partial(self._wrap, self.step.on_part)
-        return _traced(wrap, *self.collection.structured_outputs)
+        return traced(wrap, *self.collection.structured_outputs)
 
     @functools.cached_property
     def wrapping_anywhere(self) -> Any:
         """The same, for a message of any worker."""
         wrap = functools.partial(self._wrap, anywhere)
-        return _traced(wrap, *self.collection.structured_outputs)
+        return traced(wrap, *self.collection.structured_outputs)
 
     @functools.cached_property
     def receiving(self) -> list[Any]:
         """Of each shard: (parcel) -> whether it was applied."""
         parcels = self.wrapping.structured_outputs
         return [
-            _traced(functools.partial(self._receive, shard), parcel)
+            traced(functools.partial(self._receive, shard), parcel)
             for shard, parcel in zip(self.shards, parcels, strict=True)
         ]
 
     @functools.cached_property
     def asking(self) -> Any:
         """() -> (who fetches, rows of the tables that it needs in any case)."""
-        return _traced(self._ask)
+        return traced(self._ask)
 
     @functools.cached_property
     def reading(self) -> list[Any]:
         """Of each shard: (who fetches, rows of its tables) -> parcel."""
         who, rows = self.asking.structured_outputs
         return [
-            _traced(functools.partial(self._read, shard), who, self._rows_of(shard, rows))
+            traced(functools.partial(self._read, shard), who, self._rows_of(shard, rows))
             for shard in self.shards
         ]
 
@@ -202,7 +203,7 @@ class Parts:
     @functools.cached_property
     def taking(self) -> Any:
         """(a parcel from each shard) -> the first shard's version."""
-        return _traced(self._take, [reading.structured_outputs for reading in self.reading])
+        return traced(self._take, [reading.structured_outputs for reading in self.reading])
 
     @functools.cached_property
     def read_by_workers(self) -> list[Any]:
@@ -493,8 +494,3 @@ class Parts:
             self.store.fetched.template.assign(total, read_value=False)
         self.store.set_clock(clock, fetched=tf.stack(versions))
         return versions[0]
-
-
-def _traced(fn: Callable[..., Any], *specs: Any, compiled: bool = False) -> Any:
-    function = tf.function(fn, autograph=False, jit_compile=compiled or None)
-    return function.get_concrete_function(*specs)

@@ -36,7 +36,7 @@ from tf_dsgd.engine.lent import Lent
 from tf_dsgd.engine.mail import MailParts
 from tf_dsgd.engine.parts import Parts
 from tf_dsgd.engine.shard import WITHDRAWN, Shard
-from tf_dsgd.engine.state import INCARNATION, Replicated, named
+from tf_dsgd.engine.state import INCARNATION, Replicated, named, traced
 from tf_dsgd.engine.timing import Laps
 
 
@@ -80,8 +80,7 @@ class Program(Parts):
             getattr(self, name)
 
     def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
-        traced = tf.function(fn, autograph=False).get_concrete_function(*specs)
-        return self.store.bind(traced)
+        return self.store.bind(traced(fn, *specs))
 
     # -- a worker's round -------------------------------------------------------------------
 
@@ -327,15 +326,6 @@ class Program(Parts):
         packed = tf.nest.pack_sequence_as(collected, list(message), expand_composites=True)
         return self.delivery(*packed)
 
-    @functools.cached_property
-    def lent(self) -> Lent:
-        """Metrics that are the chief's at rest."""
-        variables: list[Any] = []
-        if self.shards[0].remote:  # and else everything is in this process
-            state = [*(each.variable for each in self.merged), *self.read_by_workers]
-            variables = [v for v in state if v.lent]
-        return Lent(variables, [shard.device for shard in self.shards])
-
     # -- messages ---------------------------------------------------------------------------
 
     @functools.cached_property
@@ -452,6 +442,17 @@ class Program(Parts):
 
         concrete = tf.function(on_all, autograph=False).get_concrete_function(*specs)
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
+
+    # -- at rest ----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def lent(self) -> Lent:
+        """Metrics that are the chief's at rest."""
+        variables: list[Any] = []
+        if self.shards[0].remote:  # and else everything is in this process
+            state = [*(each.variable for each in self.merged), *self.read_by_workers]
+            variables = [v for v in state if v.lent]
+        return Lent(variables, [shard.device for shard in self.shards])
 
     # -- where workers send to one another --------------------------------------------------
 

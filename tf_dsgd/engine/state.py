@@ -409,6 +409,12 @@ class _WorkerFunction(_tf.BoundFunction):
         ]
 
 
+def traced(fn: Callable[..., Any], *specs: Any, compiled: bool = False) -> Any:
+    """A function of arguments of these types, traced now; `compiled` by XLA."""
+    function = tf.function(fn, autograph=False, jit_compile=compiled or None)
+    return function.get_concrete_function(*specs)
+
+
 def headers(clock: tf.Tensor, num_shards: int) -> list[tf.Tensor]:
     """The headers of a worker's next message, one for each shard."""
     return [

@@ -113,6 +113,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self._snapshots: Snapshots | None = None
         self.lent = lent
         """Whether the primary is the chief's, and a shard has another one while workers work."""
+        self.known_there: np.ndarray | None = None
+        """Of one that is lent: what its shard has at rest, if that is known."""
         self._on_shards: dict[int, tf.Variable] = {} if lent else {shard: primary}
         self._workers_can_leave = strategy.cluster.workers_can_leave
         self.owned_by_workers = kind in (Kind.SEED, Kind.OWN) or (
