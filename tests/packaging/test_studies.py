@@ -389,7 +389,7 @@ def test_the_study_of_momentum_finds_it(reproduce):
 @pytest.mark.slow
 def test_seconds_are_measured_beside_plain_fit(reproduce):
     study = __import__("averaging_seconds").STUDY
-    for condition in ({"workers": 1, "period": 0}, {"workers": 2, "period": 4}):
+    for condition in ({"workers": "plain", "period": 0}, {"workers": "two", "period": 4}):
         assert condition in list(study.conditions)
         found = quick(study, condition, [1, 2], [1.0])
         assert set(found) == {"seconds", "cpu_seconds"}
