@@ -106,6 +106,13 @@ class Shard(Place, Protocol):
     def counter(self, name: str, dtype: Any = tf.int64, *, per_worker: bool = False) -> tf.Variable:
         """A scalar of this shard, at first 0; with `per_worker` it is `[workers]`."""
 
+    def once(self, name: str, body: Callable[[], Any]) -> Any:
+        """What `body` gives, traced once and called wherever a rule asks for it by that name.
+
+        For what `receive` or `fetched` does, and `flush`, too, so that it is not traced for each.
+        It takes nothing from the function around it.
+        """
+
     def optimize(
         self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
     ) -> None:

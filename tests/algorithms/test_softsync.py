@@ -453,3 +453,32 @@ def test_factors_are_as_precise_as_the_model(make):
     model.fit(ones, ones, batch_size=1, verbose=0)
     expected = 2 * (1 + 1 + 1 / 2 + 1 / 3)  # messages of a turn are 0, 1, 2 and 3 updates stale
     np.testing.assert_allclose(-model.get_weights()[0][0, 0], expected, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (tf_dsgd.SoftsyncStrategy, {"gradients_per_update": 2}),
+        (
+            tf_dsgd.PeriodicAveragingStrategy,
+            {"average_every": 2, "outer_optimizer": keras.optimizers.SGD(1.0)},
+        ),
+    ],
+    ids=["softsync", "averaging"],
+)
+def test_the_update_on_shards_is_traced_once(kind, options, monkeypatch):
+    """Of full collections, as of the one that a drain finds."""
+    traced = []
+    original = keras.optimizers.SGD.update_step
+
+    def update_step(self, gradient, variable, rate):
+        traced.append((self, variable))
+        original(self, gradient, variable, rate)
+
+    monkeypatch.setattr(keras.optimizers.SGD, "update_step", update_step)
+    strategy = kind(tf_dsgd.LocalCluster(2), **options)
+    with strategy.scope():
+        model = helpers.constant_gradient_model("adam" if "outer_optimizer" in options else "sgd")
+    model.fit(*helpers.ones(12), batch_size=4, verbose=0)
+    assert strategy.steps == 3
+    assert len(traced) == len(model.trainable_variables)

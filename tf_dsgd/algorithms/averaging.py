@@ -170,11 +170,11 @@ class WeightedMean(algorithm.ServerRule):
 
     def fetched(self, shard: algorithm.Shard, worker: tf.Tensor) -> tf.Tensor | bool:
         complete = tf.gather(_in_it(shard).read_value(), worker)
-        return tf.cond(complete, lambda: _average(shard), lambda: False)
+        return tf.cond(complete, lambda: _averaged(shard), lambda: False)
 
     def flush(self, shard: algorithm.Shard) -> tf.Tensor | bool:
         some = shard.counter("collected_steps").read_value() > 0
-        return tf.cond(some, lambda: _average(shard), lambda: False)
+        return tf.cond(some, lambda: _averaged(shard), lambda: False)
 
 
 def _sum(shard: algorithm.Shard, index: int) -> tf.Variable:
@@ -183,6 +183,10 @@ def _sum(shard: algorithm.Shard, index: int) -> tf.Variable:
 
 def _in_it(shard: algorithm.Shard) -> tf.Variable:
     return shard.counter("in_it", tf.bool, per_worker=True)
+
+
+def _averaged(shard: algorithm.Shard) -> tf.Tensor:
+    return shard.once("average", lambda: _average(shard))
 
 
 def _average(shard: algorithm.Shard) -> bool:

@@ -46,12 +46,15 @@ class CollectGradients(algorithm.ServerRule):
             total.add(gradient, factor)
         _collected(shard).assign_add(1, read_value=False)
         full = _collected(shard).read_value() >= self.gradients_per_update
-        return tf.cond(full, lambda: self._update(shard), lambda: False)
+        return tf.cond(full, lambda: self._updated(shard), lambda: False)
 
     def flush(self, shard: algorithm.Shard) -> tf.Tensor | bool:
         """An update with the messages that are there, c being their number."""
         some = _collected(shard).read_value() > 0
-        return tf.cond(some, lambda: self._update(shard), lambda: False)
+        return tf.cond(some, lambda: self._updated(shard), lambda: False)
+
+    def _updated(self, shard: algorithm.Shard) -> tf.Tensor:
+        return shard.once("update", lambda: self._update(shard))
 
     def _update(self, shard: algorithm.Shard) -> bool:
         total = count = tf.cast(_collected(shard).read_value(), tf.float64)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Message
 from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.engine.state import Replicated
+from tf_dsgd.engine.state import Replicated, traced
 from tf_dsgd.engine.traffic import Encoded
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class ShardView:
         self.num_workers = program.store.num_workers
         self.fetched_rows: Mapping[int, tf.Tensor] = {}
         """While a fetch is traced: of the step's weights fetched by rows, which rows."""
+        self._once: dict[str, tuple[Any, bool]] = {}
 
     @property
     def version(self) -> tf.Tensor:
@@ -135,6 +136,16 @@ class ShardView:
     @property
     def has_optimizer(self) -> bool:
         return bool(self._program.step.applications)
+
+    def once(self, name: str, body: Callable[[], Any]) -> Any:
+        noted_before = self.noted
+        if name not in self._once:
+            self.noted = False
+            function = traced(body)
+            self._once[name] = function, self.noted
+        function, notes = self._once[name]
+        self.noted = noted_before or notes
+        return function()
 
     def optimize(
         self, gradients: Sequence[Gradient], scale: Any = 1.0, message: Message | None = None
