@@ -388,6 +388,7 @@ def test_a_codec_that_keeps_something_of_what_auto_splits(monkeypatch):
     [
         ("all", "a dict from regular expressions"),
         ({"a": 3}, "'a': 3"),
+        ({"a": tf_dsgd.Rows}, "with parentheses"),
         ({3: tf_dsgd.Rows()}, "3: Rows"),
         ({"a(": tf_dsgd.Rows()}, "no regular expression"),
     ],
