@@ -16,7 +16,6 @@ import dataclasses
 import itertools
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import at_once
 import processor_time
 import tensorflow as tf
 
@@ -35,8 +35,7 @@ BATCHES = 200
 """How many different ones there are."""
 FIRST_CALLS = 2
 """Of each function, that are not timed."""
-WAIT_SECONDS = 300.0
-"""For other processes, until they are ready or done."""
+WAIT_SECONDS = at_once.WAIT_SECONDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,39 +260,8 @@ def measure(spec: Spec, calls: Sequence[Function], pids: processor_time.Pids) ->
 def run_processes(spec: Spec) -> dict:
     """Each worker is a process with one thread of Python; they begin at one moment."""
     own = dataclasses.replace(spec, kind="member", workers=1)
-    members = [
-        subprocess.Popen(
-            [sys.executable, __file__, json.dumps(dataclasses.asdict(own))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(spec.workers)
-    ]
-    timer = threading.Timer(WAIT_SECONDS + spec.seconds, lambda: [m.kill() for m in members])
-    timer.start()
-    try:
-        for member in members:
-            if member.stdout is None or member.stdout.readline() != "ready\n":
-                raise SystemExit(f"{spec}: a process ended before it was ready")
-        for member in members:
-            if member.stdin is not None:
-                member.stdin.write("go\n")
-                member.stdin.flush()
-        results = [json.loads(member.communicate()[0]) for member in members]
-    finally:
-        timer.cancel()
-        for member in members:
-            member.kill()
-            member.wait(WAIT_SECONDS)
-    return {
-        "steps": sum(result["steps"] for result in results),
-        "seconds": max(result["seconds"] for result in results),
-        "steps_per_second": sum(result["steps_per_second"] for result in results),
-        "cpu_seconds": {
-            processor_time.WORKERS: sum(sum(r["cpu_seconds"].values()) for r in results)
-        },
-    }
+    command = [sys.executable, __file__, json.dumps(dataclasses.asdict(own))]
+    return at_once.run(command, spec.workers, spec.seconds)
 
 
 def run_member(spec: Spec) -> dict:
@@ -302,9 +270,7 @@ def run_member(spec: Spec) -> dict:
     tf.config.threading.set_inter_op_parallelism_threads(spec.inter)
     call = steps_alone(spec)
     call()
-    print("ready", flush=True)
-    if sys.stdin.readline() != "go\n":
-        raise SystemExit("The process that started this one is gone.")
+    at_once.begin()
     return measure(spec, [call], {processor_time.WORKERS: [os.getpid()]})
 
 

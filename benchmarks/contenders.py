@@ -18,6 +18,7 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import at_once
 import keras
 import memory
 import numpy as np
@@ -33,7 +34,8 @@ class Spec:
     """What to run. `period` is both `push_every` and `fetch_every`, or `average_every`."""
 
     kind: str = "keras"
-    """`keras`: plain fit; `downpour`, `averaging`, `elastic`, `peers`: under that strategy."""
+    """`keras`: plain fit, `member`: one of its processes; `downpour`, `averaging`, `elastic`,
+    `peers`: under that strategy."""
     tau: float = 0.0
     """Of `compression=Threshold(tau)`; 0 for no codec."""
     model: str = "mlp"
@@ -48,6 +50,8 @@ class Spec:
     epochs: int = 5
     callback: str = ""
     """`monitor`: StalenessMonitor with a folder; `empty`: one that does nothing at each batch."""
+    processes: int = 1
+    """Of `keras`: so many at one moment, each with a model and a share of the cores of its own."""
     books: bool = True
     """Whether shards number and count messages; see `without_books`."""
 
@@ -134,7 +138,7 @@ def make_callbacks(spec: Spec, run_dir: str) -> list[keras.callbacks.Callback]:
 
 
 def make_strategy(spec: Spec):
-    if spec.kind == "keras":
+    if spec.kind in ("keras", "member"):
         return None
     import tf_dsgd
 
@@ -191,6 +195,8 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
 
     model.fit(**fit)
     smallest.numpy()
+    if spec.kind == "member":
+        at_once.begin()
     steps_before = strategy.steps if strategy else 0
     start, cpu = time.perf_counter(), time.process_time()
     model.fit(**fit, epochs=spec.epochs)
@@ -219,6 +225,14 @@ def run_fit(spec: Spec, run_dir: str) -> dict:
 
 def main() -> None:
     spec = Spec(**json.loads(sys.argv[1]))
+    if spec.processes > 1 and spec.kind == "keras":
+        own = dataclasses.replace(spec, kind="member")
+        command = [sys.executable, __file__, json.dumps(dataclasses.asdict(own))]
+        print(json.dumps(at_once.run(command, spec.processes)))
+        return
+    if spec.kind == "member":
+        share = max(1, (os.cpu_count() or 1) // spec.processes)
+        tf.config.threading.set_intra_op_parallelism_threads(share)
     with tempfile.TemporaryDirectory() as run_dir:
         result = run_fit(spec, run_dir)
     print(json.dumps({"spec": dataclasses.asdict(spec), **result}))

@@ -29,7 +29,8 @@ def split(parts, rows=ROWS, initializer="uniform", width=WIDTH):
     if getattr(initializer, "seed", None) is not None:
         initializer.seed = 5
     blocks = Blocks(initializer, (rows, width), "float32", "table")
-    return tables.SplitTable(strategy, (rows, width), "float32", "table", Kind.WEIGHT, blocks)
+    variable = types.SimpleNamespace(path="table")
+    return tables.SplitTable(strategy, (rows, width), "float32", variable, Kind.WEIGHT, blocks)
 
 
 @pytest.mark.few(1)

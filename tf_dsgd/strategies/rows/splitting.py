@@ -148,4 +148,4 @@ def made(strategy: Any, options: Mapping[str, Any]) -> SplitTable:
     shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
     blocks = Blocks(initializer, shape, dtype, variable.path)
     kind = Kind.SLOT if of_optimizer else Kind.WEIGHT
-    return SplitTable(strategy, shape, dtype, variable.path, kind, blocks)
+    return SplitTable(strategy, shape, dtype, variable, kind, blocks)

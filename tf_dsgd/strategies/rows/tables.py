@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -161,7 +163,7 @@ class SplitTable:
         strategy: whose shards the rows are on.
         shape: of the whole table.
         dtype: its type.
-        name: Keras's path.
+        variable: Keras's, in which it takes the place.
         kind: `Kind.WEIGHT`, or `Kind.SLOT` of an optimizer.
         blocks: its first values.
     """
@@ -174,14 +176,15 @@ class SplitTable:
         strategy: Any,
         shape: Sequence[int],
         dtype: str,
-        name: str,
+        variable: keras.Variable,
         kind: Kind,
         blocks: Blocks,
     ):
         self.distribute_strategy = strategy
         self.shape = tf.TensorShape(shape)
         self.dtype = tf.as_dtype(dtype)
-        self.name = name
+        self.name = variable.path
+        self._variable = weakref.ref(variable)
         self.kind = kind
         self._unique_id = f"table_{next(self._numbers)}"  # Keras finds slots by it
         devices = strategy.shard_devices
@@ -298,9 +301,11 @@ class SplitTable:
         del name
         trace = current_trace()
         if trace is None or trace.view is None or not trace.view.has(self):
+            regularizer = getattr(self._variable(), "regularizer", None)
+            used = "a matrix product or LoRA" if regularizer is None else "its regularizer"
             raise TypeError(
-                f"The table {self.name!r} is split by rows, and was used as one tensor, as by a "
-                "matrix product or a regularizer. In a step read its rows, by "
+                f"The table {self.name!r} is split by rows, and was used as one tensor, as by "
+                f"{used}. In a step read its rows, by "
                 "keras.layers.Embedding, keras.ops.take or tf.gather along axis 0; outside, read "
                 "it by numpy() or model.get_weights(). Else leave it out of `placement`; "
                 'in place of "auto" give a dict.'
