@@ -29,7 +29,7 @@ def split(parts, rows=ROWS, initializer="uniform", width=WIDTH):
     if getattr(initializer, "seed", None) is not None:
         initializer.seed = 5
     blocks = Blocks(initializer, (rows, width), "float32", "table")
-    variable = types.SimpleNamespace(path="table")
+    variable = keras.Variable(0.0, name="table")
     return tables.SplitTable(strategy, (rows, width), "float32", variable, Kind.WEIGHT, blocks)
 
 
