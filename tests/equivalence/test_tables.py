@@ -368,7 +368,6 @@ def refused(make, **options):
         (lambda: SGD(global_clipnorm=1.0), {}, "global_clipnorm=1.0"),
         (SGD, {"embedding": {"embeddings_constraint": "non_neg"}}, "its constraint takes all"),
         (SGD, {"embedding": {"embeddings_regularizer": "l2"}}, "as by its regularizer"),
-        (SGD, {"embedding": {"lora_rank": 2}}, "as by a matrix product or LoRA"),
         (SGD, {"compiled": {"jit_compile": True}}, "jit_compile=True does not go with tables"),
         (SGD, {"placement": {"tabel/.*": tf_dsgd.Rows()}}, "tabel.*no variable has such a path"),
     ],

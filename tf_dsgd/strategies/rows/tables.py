@@ -302,7 +302,7 @@ class SplitTable:
         trace = current_trace()
         if trace is None or trace.view is None or not trace.view.has(self):
             regularizer = getattr(self._variable(), "regularizer", None)
-            used = "a matrix product or LoRA" if regularizer is None else "its regularizer"
+            used = "a matrix product" if regularizer is None else "its regularizer"
             raise TypeError(
                 f"The table {self.name!r} is split by rows, and was used as one tensor, as by "
                 f"{used}. In a step read its rows, by "
