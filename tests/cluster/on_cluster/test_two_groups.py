@@ -119,9 +119,6 @@ def test_a_part_of_each_worker_that_is_idle_is_told_of(capfd):
     assert "tasks_per_worker=2 is for model_parallel" in said and 'ModelParallel("auto")' in said
 
 
-CLOSED = 1 << 30
-
-
 class Vanishes(keras.callbacks.Callback):
     """Stops a worker's second task for good, and kills it once the worker is lost.
 
@@ -154,8 +151,8 @@ class Vanishes(keras.callbacks.Callback):
         elif self.stopped is not None and self.before is None and now > self.stopped + 2.0:
             self.before = self.sent()  # it waits by now
         elif self.before is not None and not here:
-            told = self.sent() - self.before
-            self.told = told if told >= 0 else CLOSED  # the connection itself is gone
+            # Less than before was seen once on a busy machine: not a sign that it was told.
+            self.told = max(0, self.sent() - self.before)
             self.process.send_signal(signal.SIGKILL if self.told else signal.SIGCONT)
             self.begin, self.stopped, self.before = done + 3, None, None
 
@@ -165,10 +162,7 @@ class Vanishes(keras.callbacks.Callback):
 
 
 def test_one_that_waits_for_a_task_that_answers_nobody_is_told_and_joins_with_its_successor():
-    """As it is told, it ends its calls to the other: a frame of 13 bytes for each (RFC 9113).
-
-    Or closes the connection, as was seen once on a busy machine.
-    """
+    """As it is told, it ends its calls to the other: a frame of 13 bytes for each (RFC 9113)."""
     strategy = tf_dsgd.DownpourStrategy(groups(), model_parallel=PARTS)
     with strategy.scope():
         model = keras.Sequential(
