@@ -47,7 +47,7 @@ class Patterns:
                 raise TypeError(
                     "placement must map regular expressions on Keras paths to tf_dsgd.Rows(). "
                     f"Received: {pattern!r}: {where!r}."
-                    + (" This is the class: write Rows(), with parentheses." if where is Rows else "")
+                    + (" It is the class: write Rows(), with parentheses." if where is Rows else "")
                 )
             try:
                 self._patterns[pattern] = re.compile(pattern)
