@@ -98,3 +98,42 @@ def test_no_test_is_passed_over_in_all_runs(apart):
         assert 0 <= first < tests
         run.update(n % tests for n in range(first, first + tests // 3))
     assert len(run) == tests
+
+
+@pytest.mark.parametrize("apart", [1, 60, 3600])
+def test_the_tests_of_a_file_keep_their_order(apart):
+    """Those of tests/conformance look at one `fit`: out of order, what changes it came first."""
+    sizes = [40, 1, 300, 7, 120, 2]
+    firsts = set()
+    for run in range(40):
+        items = [
+            SimpleNamespace(path=file, number=number)
+            for file, size in enumerate(sizes)
+            for number in range(size)
+        ]
+        conftest.begin_elsewhere(items, 1.8e9 + run * apart)
+        for file, size in enumerate(sizes):
+            places = [n for n, item in enumerate(items) if item.path == file]
+            assert [items[n].number for n in places] == list(range(size))
+            assert places == list(range(places[0], places[0] + size))
+        firsts.add(items[0].path)
+    assert len(firsts) > 3
+
+
+def test_a_run_that_a_test_starts_does_not_begin_elsewhere(tmp_path):
+    inner = tmp_path / "test_inner.py"
+    inner.write_text(
+        "import os\nfrom tests import conftest\n\n\n"
+        "def test_it():\n    assert conftest.UNTIL not in os.environ\n"
+    )
+    for options in ([], ["-n", "1"]):
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", *options, str(inner)],
+            cwd=ROOT,
+            env=os.environ | {conftest.UNTIL: str(time.time() + 1000.0), "PYTEST_ADDOPTS": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert run.returncode == 0, run.stdout
