@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def begin_elsewhere(items, until):
-    """Begins with another file; those of one may look at one `fit`, which the last of them change."""
+    """Begins with another file; tests of one may look at one `fit`, which its last tests change."""
     first = first_of(len(items), until)
     while 0 < first < len(items) and items[first].path == items[first - 1].path:
         first += 1
