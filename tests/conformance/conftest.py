@@ -5,7 +5,7 @@ import types
 import keras
 import pytest
 
-from tests import covering, helpers
+from tests import covering, helpers, optimized_graphs
 from tests.conformance import registry
 
 EXAMPLES, BATCH, EPOCHS = 250, 8, 3  # the last batch of an epoch has two examples
@@ -42,14 +42,15 @@ def train(configuration, engine):
     run.ids = run.model.get_layer("ids").ids
     ids = helpers.AtEpochEnd(run.ids.take)
     steps = helpers.AtEpochEnd(lambda: run.strategy.steps)
-    run.history = run.model.fit(
-        run.x,
-        run.y,
-        batch_size=BATCH,
-        epochs=EPOCHS,
-        verbose=0,
-        validation_data=run.validation,
-        callbacks=[ids, steps],
-    ).history
+    with optimized_graphs.collected() as run.graphs:
+        run.history = run.model.fit(
+            run.x,
+            run.y,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            verbose=0,
+            validation_data=run.validation,
+            callbacks=[ids, steps],
+        ).history
     run.ids_of_epochs, run.steps_at_epochs = ids.values, steps.values
     return run

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import helpers
+from tests import helpers, optimized_graphs
 from tests.conformance import registry
 from tests.conformance.conftest import BATCH, EPOCHS, EXAMPLES, STEPS_PER_EPOCH
 
@@ -85,6 +85,14 @@ def test_the_ledger_balances(trained):
     assert iterations == expected_iterations(trained)
     types = [type(trained.strategy.steps), type(trained.strategy.updates), type(ledger.sent)]
     assert types == [int, int, int]
+
+
+def test_what_uses_a_variable_is_ordered(trained):
+    """In each graph as TensorFlow runs it, whose optimizer may drop an order that is needed."""
+    if trained.engine == "cluster":
+        pytest.skip("graphs of other processes are not seen")
+    assert trained.graphs
+    assert not [pair for graph in trained.graphs for pair in optimized_graphs.unordered(graph)]
 
 
 def test_staleness_is_consistent(trained):

@@ -62,7 +62,8 @@ class Foresees(example.Decoupled):
 def test_with_a_right_prediction_it_is_the_usual_step(examples):
     """The last mini-batch of an epoch may be smaller: the loss is a mean over its examples."""
     x, y = data(examples)
-    # Not as a graph: without a strategy, plain Keras's own gave other weights in one of ten runs.
+    # Not as a graph: without a strategy TensorFlow's graph optimizer drops the order of a read of
+    # the upper part's weights and their update (see tests/optimized_graphs.py).
     usual = compiled(keras.Sequential(parts()), run_eagerly=True)
     decoupled = compiled(Foresees(*parts(), None), run_eagerly=True)
     for model in (usual, decoupled):
