@@ -12,7 +12,7 @@ import contextlib
 from collections import defaultdict
 
 import tensorflow as tf
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context  # noqa: TID251, of tests alone
 
 READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"}
 READS |= {"VarIsInitializedOp"}
