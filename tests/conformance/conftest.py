@@ -5,7 +5,7 @@ import types
 import keras
 import pytest
 
-from tests import covering, helpers, optimized_graphs
+from tests import covering, graphs, helpers
 from tests.conformance import registry
 
 EXAMPLES, BATCH, EPOCHS = 250, 8, 3  # the last batch of an epoch has two examples
@@ -42,7 +42,7 @@ def train(configuration, engine):
     run.ids = run.model.get_layer("ids").ids
     ids = helpers.AtEpochEnd(run.ids.take)
     steps = helpers.AtEpochEnd(lambda: run.strategy.steps)
-    with optimized_graphs.collected() as run.graphs:
+    with graphs.collected() as run.graphs:
         run.history = run.model.fit(
             run.x,
             run.y,

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests import helpers, optimized_graphs
+from tests import graphs, helpers
 from tests.conformance import registry
 from tests.conformance.conftest import BATCH, EPOCHS, EXAMPLES, STEPS_PER_EPOCH
 
@@ -92,7 +92,7 @@ def test_what_uses_a_variable_is_ordered(trained):
     if trained.engine == "cluster":
         pytest.skip("graphs of other processes are not seen")
     assert trained.graphs
-    assert not [pair for graph in trained.graphs for pair in optimized_graphs.unordered(graph)]
+    assert not [pair for graph in trained.graphs for pair in graphs.Graph(graph).without_order()]
 
 
 def test_staleness_is_consistent(trained):
