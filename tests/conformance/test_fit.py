@@ -89,9 +89,7 @@ def test_the_ledger_balances(trained):
 
 def test_what_uses_a_variable_is_ordered(trained):
     """In each graph as TensorFlow runs it, whose optimizer may drop an order that is needed."""
-    if trained.engine == "cluster":
-        pytest.skip("graphs of other processes are not seen")
-    assert trained.graphs
+    assert trained.graphs or trained.engine == "cluster"
     assert not [pair for graph in trained.graphs for pair in graphs.Graph(graph).without_order()]
 
 
