@@ -58,6 +58,8 @@ class Spec:
     variables: int = 150
     calls: int = 10
     """Of `exchange`: how often each function is called."""
+    hidden: int = 0
+    """Of `chief`: layers before the last one, of eight units, with two variables each."""
 
 
 # -- ours: this process is the chief, and the launcher has started the others ----------------------
@@ -167,7 +169,8 @@ def chief(spec: Spec) -> dict:
     for period in spec.periods:
         strategy = tf_dsgd.DownpourStrategy(push_every=period, fetch_every=period)
         with strategy.scope():
-            model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+            hidden = [keras.layers.Dense(8, "tanh") for _ in range(spec.hidden)]
+            model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(1e-4), "mse")
         data = {"x": x, "y": y, "batch_size": spec.batch_size}
         results[period] = timed_fit(strategy, model, spec.epochs, **data)

@@ -27,6 +27,8 @@ import tensorflow as tf
 
 CLASSES = 10
 IDS_PER_EXAMPLE = 20
+SHAPES = {"cnn": (32, 32, 3), "lstm": (32, 64), "transformer": (32, 64)}
+"""Of an example; else it is a vector of 784. LSTM and transformer have 32 places in a row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +41,11 @@ class Spec:
     tau: float = 0.0
     """Of `compression=Threshold(tau)`; 0 for no codec."""
     model: str = "mlp"
-    """`mlp`, `wide`, `deep`, `embedding` or `dense_embedding`."""
+    """`mlp`, `wide`, `deep`, `embedding`, `dense_embedding`, or one of `SHAPES`."""
     workers: int = 2
     period: int = 20
     steps_per_execution: int = 1
+    jit_compile: bool = False
     variables: int = 6
     rows: int = 1_000_000
     batch_size: int = 64
@@ -61,7 +64,8 @@ def make_data(spec: Spec) -> tuple[np.ndarray, np.ndarray]:
     if "embedding" in spec.model:
         x = random.integers(0, spec.rows, size=(spec.examples, IDS_PER_EXAMPLE), dtype=np.int32)
     else:
-        x = random.standard_normal((spec.examples, 784), dtype=np.float32)
+        shape = SHAPES.get(spec.model, (784,))
+        x = random.standard_normal((spec.examples, *shape), dtype=np.float32)
     return x, random.integers(0, CLASSES, size=spec.examples)
 
 
@@ -92,7 +96,37 @@ class DenseGradientEmbedding(keras.layers.Layer):
         return gather_with_dense_gradient(tf.convert_to_tensor(self.table), ids)
 
 
+class Block(keras.layers.Layer):
+    """A transformer's block: attention and two dense layers, each added to what it is given."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        layers = keras.layers
+        self.attention = layers.MultiHeadAttention(4, width // 4)
+        self.dense = keras.Sequential([layers.Dense(4 * width, "gelu"), layers.Dense(width)])
+        self.first, self.second = layers.LayerNormalization(), layers.LayerNormalization()
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        for layer in (self.dense, self.first, self.second):
+            layer.build(shape)
+
+    def call(self, x):
+        x = self.first(x + self.attention(x, x))
+        return self.second(x + self.dense(x))
+
+
 def hidden_layers(spec: Spec) -> list[keras.layers.Layer]:
+    layers = keras.layers
+    if spec.model == "cnn":
+        convolutions = [
+            (layers.Conv2D(n, 3, activation="relu"), layers.MaxPooling2D()) for n in (32, 64)
+        ]
+        return [*(layer for pair in convolutions for layer in pair), layers.Flatten()]
+    if spec.model == "lstm":
+        return [layers.LSTM(64)]
+    if spec.model == "transformer":
+        return [Block(64), layers.GlobalAveragePooling1D()]
     if spec.model == "mlp":
         widths = [512, 512]
     elif spec.model == "wide":
@@ -111,13 +145,14 @@ def build_model(spec: Spec) -> keras.Model:
             keras.layers.GlobalAveragePooling1D(),
         ]
     else:
-        layers = [keras.Input((784,)), *hidden_layers(spec)]
+        layers = [keras.Input(SHAPES.get(spec.model, (784,))), *hidden_layers(spec)]
     model = keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
     model.compile(
         optimizer=keras.optimizers.SGD(0.01),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         steps_per_execution=spec.steps_per_execution,
+        jit_compile=spec.jit_compile,
     )
     return model
 

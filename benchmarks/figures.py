@@ -21,6 +21,7 @@ from pathlib import Path
 import accuracy_tables
 import cluster_throughput
 import fit_throughput
+import growth
 import runs
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
@@ -123,6 +124,23 @@ def processes() -> str:
     return "\n\n".join([runs.heading(record), f"{group['title']}:", *parts])
 
 
+def models() -> str:
+    """All contenders of `fit_throughput.py --groups models`, a table for each model."""
+    record = published("models")
+    tables = [
+        f"{group['title']}:\n\n{fit_throughput.speed_table(group['results'], group['limits'])}"
+        for group in record["groups"]
+    ]
+    return "\n\n".join([runs.heading(record), *tables])
+
+
+def how_costs_grow() -> str:
+    """All groups of `growth.py`."""
+    record = published("growth")
+    tables = [f"{group['title']}:\n\n{growth.table(group)}" for group in record["groups"]]
+    return "\n\n".join([runs.heading(record), *tables])
+
+
 def accuracy() -> str:
     """All contenders of `time_to_accuracy.py`."""
     record = published("time_to_accuracy")
@@ -153,6 +171,8 @@ BLOCKS = {
     "processes in short": processes_in_short,
     "threads": threads,
     "processes": processes,
+    "models": models,
+    "growth": how_costs_grow,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,
@@ -259,6 +279,8 @@ def main() -> None:
     if "--plots" in sys.argv[1:]:
         record, path = published("time_to_accuracy"), ROOT / "docs/images/time_to_accuracy.png"
         accuracy_tables.plot(record, str(path), pages.stamp(record))
+        record = published("growth")
+        growth.plot(record, str(ROOT / "docs/images/growth.png"), pages.stamp(record))
         for name in pages.PLOTS:
             if pages.read(name):
                 pages.plot(name, str(ROOT / f"docs/images/{name}.png"))

@@ -6,7 +6,7 @@
 Every contender runs in a process of its own with TensorFlow's default threads. The repetitions are
 interleaved, and a ratio is taken between two runs of one repetition: the ratios are what counts.
 The limit of each, what TensorFlow alone does in threads of one process, runs beside it: see
-`limits.py`.
+`limits.py`. Of the group `models` it is two processes of plain `fit`, each with a model of its own.
 """
 
 import argparse
@@ -15,6 +15,14 @@ import limits
 import runs
 
 PROGRAM = "contenders.py"
+MODELS = {
+    "cnn": "A CNN: 32 x 32 x 3, two convolutions of 32 and 64 filters",
+    "lstm": "An LSTM of 64 units, 32 places of 64 values",
+    "transformer": "A transformer's block: width 64, 4 heads, 32 places",
+}
+NOT_COMPILED = {"lstm"}  # Keras does not have XLA compile it
+PAIR = "two processes of plain fit, each a model of its own, steps_per_execution=20"
+PLAIN = "plain fit"
 
 
 def periods(common: dict) -> tuple[str, dict[str, dict]]:
@@ -99,6 +107,26 @@ def memory(common: dict) -> tuple[str, dict[str, dict]]:
     return title, with_common(specs, {**common, **small})
 
 
+def models(common: dict, model: str) -> tuple[str, dict[str, dict]]:
+    title = f"{MODELS[model]}: batch 64, SGD(0.01), two local workers"
+    at_once = {"steps_per_execution": 20}
+    specs = {
+        PLAIN: {},
+        f"{PLAIN}, steps_per_execution=20": at_once,
+        "Downpour, periods of 20": {"kind": "downpour"},
+        "Downpour, periods of 20, steps_per_execution=20": {"kind": "downpour", **at_once},
+        "Downpour, periods of 1": {"kind": "downpour", "period": 1},
+        "averaging, periods of 20": {"kind": "averaging"},
+    }
+    if model not in NOT_COMPILED:
+        compiled = {"jit_compile": True, **at_once}
+        specs[f"{PLAIN}, steps_per_execution=20, jit_compile"] = compiled
+        name = "Downpour, periods of 20, steps_per_execution=20, jit_compile"
+        specs[name] = {"kind": "downpour", **compiled}
+    specs[PAIR] = {"processes": 2, **at_once}
+    return title, with_common(specs, {**common, "model": model})
+
+
 def with_common(specs: dict[str, dict], common: dict) -> dict[str, dict]:
     return {name: {**common, **spec} for name, spec in specs.items()}
 
@@ -117,6 +145,7 @@ def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
         "workers": lambda: [workers(common)],
         "variables": lambda: [variables(common, count) for count in (6, 30, 78, 150)],
         "memory": lambda: [memory(common)],
+        "models": lambda: [models(common, model) for model in MODELS],
     }
     names = options.groups.split(",")
     unknown = set(names) - set(groups)
@@ -125,8 +154,25 @@ def chosen_groups(options) -> list[tuple[str, dict[str, dict]]]:
     return [group for name in names for group in groups[name]()]
 
 
+def beside(specs: dict[str, dict]) -> tuple[dict[str, dict], dict[str, str]]:
+    """The contenders and their limits, and whose is which."""
+    if next(iter(specs.values())).get("model") not in MODELS:
+        return limits.beside_threads(specs)
+    own = {
+        name: {key: value for key, value in spec.items() if key != "limit_seconds"}
+        for name, spec in specs.items()
+    }
+    return own, dict.fromkeys(own, PAIR)
+
+
+def best_plain(results: dict[str, list[dict]]) -> str:
+    """Plain `fit` in one process at the setting whose median is the largest."""
+    plain = [name for name in results if name.startswith(PLAIN)]
+    return max(plain, key=lambda name: runs.median(results[name]))
+
+
 def speed_table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
-    baseline = next(iter(results))
+    baseline = best_plain(results) if PAIR in whose.values() else next(iter(results))
     roles = runs.cpu_roles(results)
     rows = []
     for name, outcomes in results.items():
@@ -182,7 +228,7 @@ def main() -> None:
     print(runs.heading(record))
     for title, specs in chosen_groups(options):
         specs = runs.chosen(specs, options.only, next(iter(specs)))
-        contenders, whose = limits.beside_threads(specs)
+        contenders, whose = beside(specs)
         results = runs.interleaved(PROGRAM, contenders, options.repetitions)
         record["groups"].append({"title": title, "limits": whose, "results": results})
         print(f"\n### {title}\n\n{speed_table(results, whose)}", flush=True)

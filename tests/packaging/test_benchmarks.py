@@ -32,6 +32,33 @@ def test_embeddings_train(model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "compiled"), [("cnn", True), ("lstm", False), ("transformer", True)]
+)
+def test_models_train(model, compiled):
+    result = contender(kind="downpour", model=model, examples=640, epochs=1, jit_compile=compiled)
+    assert result["steps"] == 10
+    weights = {
+        "cnn": 32 * (27 + 1) + 64 * (9 * 32 + 1) + 10 * (6 * 6 * 64 + 1),
+        "lstm": 4 * 64 * (64 + 64 + 1) + 10 * (64 + 1),
+        "transformer": (4 + 8) * 64 * 64 + (4 + 5) * 64 + 4 * 64 + 10 * (64 + 1),
+    }
+    assert result["parameter_bytes"] == 4 * weights[model]
+
+
+@pytest.mark.slow
+def test_models_are_beside_the_best_plain_fit():
+    output = run_benchmark(
+        "fit_throughput.py",
+        *("--groups", "models", "--repetitions", "1", "--epochs", "1", "--examples", "640"),
+        *("--only", "^plain fit, steps_per_execution=20$|^two|periods of 1$"),
+    )
+    assert output.count("| Downpour, periods of 1 |") == 3
+    assert output.count("| two processes of plain fit") == 3
+    assert "| mini-batches/s | beside plain fit" in output
+
+
+@pytest.mark.slow
 def test_fit_throughput_prints_a_table(tmp_path):
     written = tmp_path / "results.json"
     output = run_benchmark(
@@ -181,3 +208,27 @@ def test_sandblaster_prints_a_table():
         *("--iterations", "40", "--only", "Sandblaster, 2"),
     )
     assert "| Sandblaster, 2 threads |" in output and "| SciPy, 1 of BLAS |" in output
+
+
+@pytest.mark.slow
+def test_how_costs_grow_prints_tables(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "growth.py",
+        *("--workers", "1,2", "--variables", "4", "--weights", "1", "--steps", "40"),
+        *("--repetitions", "1", "--json", str(written)),
+    )
+    for title in ("| periods of | workers |", "| periods of | variables |", "| MB | fetch, MB/s |"):
+        assert title in output
+    groups = {
+        group["name"]: group["results"] for group in json.loads(written.read_text())["groups"]
+    }
+    assert {name: list(results) for name, results in groups.items()} == {
+        "workers": ["1", "2"],
+        "variables": ["4"],
+        "weights": ["1"],
+    }
+    (run,) = groups["variables"]["4"]
+    assert run["workers"] == 2 and run["periods"]["20"]["steps"] == 2 * 40
+    (run,) = groups["weights"]["1"]
+    assert run["variables"] == 6 and abs(run["bytes"] - 1e6) < 1e4

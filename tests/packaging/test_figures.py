@@ -56,6 +56,7 @@ def test_plots_are_those_of_the_committed_runs(figures):
     for name, content in {
         **results,
         "time_to_accuracy": figures.published("time_to_accuracy"),
+        "growth": figures.published("growth"),
     }.items():
         said = text_chunks(ROOT / f"docs/images/{name}.png")
         expected = pages.stamp(content)["results"]
