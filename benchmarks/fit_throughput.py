@@ -172,8 +172,10 @@ def best_plain(results: dict[str, list[dict]]) -> str:
 
 
 def speed_table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
-    baseline = best_plain(results) if PAIR in whose.values() else next(iter(results))
+    of_models = PAIR in whose.values()
+    baseline = best_plain(results) if of_models else next(iter(results))
     roles = runs.cpu_roles(results)
+    limit = 1 if of_models else 2  # where all have the same its name is in the header
     rows = []
     for name, outcomes in results.items():
         speeds = [outcome["steps_per_second"] for outcome in outcomes]
@@ -183,12 +185,13 @@ def speed_table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
                 name,
                 runs.spread(speeds, 0),
                 runs.spread(runs.ratios(results, name, baseline), 2),
-                *limits.cells(results, name, whose),
+                *limits.cells(results, name, whose)[:limit],
                 *runs.cpu_cells(outcomes, roles),
                 runs.spread(staleness, 1) if staleness else "",
             ]
         )
-    header = ["", "mini-batches/s", f"beside {baseline}", *limits.HEADER, *runs.cpu_header(roles)]
+    header = ["of two processes"] if of_models else limits.HEADER
+    header = ["", "mini-batches/s", f"beside {baseline}", *header, *runs.cpu_header(roles)]
     return runs.table([*header, "mean staleness"], rows)
 
 

@@ -192,7 +192,7 @@ STUDY = driver.Study(
     grid=lambda condition: (0, 0),
     run=run,
     options={"for_seconds": (30, 5)},
-    seeds=3,
+    seeds=5,
 )
 
 if __name__ == "__main__":
