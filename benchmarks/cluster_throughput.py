@@ -2,7 +2,7 @@
 
     python benchmarks/cluster_throughput.py \
         --tf_keras_python peers/bin/python --torch_python torch/bin/python
-    python benchmarks/cluster_throughput.py --groups workers,large --repetitions 2
+    python benchmarks/cluster_throughput.py --groups large,overlap --repetitions 2
 
 Ours is started by `python -m tf_dsgd.launch`, a chief, two workers and a ps, and trained by plain
 `fit`. The peers have two workers as well, and run in environments of their own: tf_keras 2 beside
@@ -16,7 +16,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 
 import limits
 import runs
@@ -233,46 +232,6 @@ def run_peers(options, record: dict) -> None:
             print(f"\n{part}", flush=True)
 
 
-# -- the chief's time ------------------------------------------------------------------------------
-
-
-def run_workers(options, record: dict) -> None:
-    counts = [int(count) for count in options.counts.split(",")]
-    spec = {"kind": "chief", "batch_size": 4, "examples": 4 * options.steps, "epochs": 2}
-    contenders = {
-        str(count): dataclasses.replace(
-            launched(count, **spec),
-            launch=("--workers", str(count), "--ps", "1", "--threads_per_worker", "1"),
-        )
-        for count in counts
-    }
-    results = interleaved(contenders, options.repetitions)
-    title = "The chief's time for a mini-batch, Dense(16, 1), batch 4"
-    record["groups"].append({"title": title, "results": results})
-    first = next(iter(results))
-    rows = []
-    for period in results[first][0]["periods"]:
-
-        def milliseconds(name: str, value: Callable[[dict], float], period=period) -> list[float]:
-            return [1e3 * value(outcome["periods"][period]) for outcome in results[name]]
-
-        for name in results:
-            cpu, baseline = (
-                milliseconds(n, lambda o: o["chief_cpu_seconds_per_step"]) for n in (name, first)
-            )
-            rows.append(
-                [
-                    period,
-                    name,
-                    runs.spread(cpu, 2),
-                    runs.spread([a / b for a, b in zip(cpu, baseline, strict=True)], 2),
-                    runs.spread(milliseconds(name, lambda o: o["seconds"] / o["steps"]), 2),
-                ]
-            )
-    header = ["periods of", "workers", "CPU, ms", f"beside {first} worker", "elapsed, ms"]
-    print(f"\n### {title}\n\n{runs.table(header, rows)}", flush=True)
-
-
 # -- a large model ---------------------------------------------------------------------------------
 
 
@@ -431,7 +390,6 @@ def run_meetings(options, record: dict, ours: dict[str, int]) -> None:
 GROUPS = {
     "peers": run_peers,
     "averaging": run_averaging,
-    "workers": run_workers,
     "large": run_large,
     "overlap": run_overlap,
 }
@@ -448,8 +406,6 @@ def main() -> None:
     add("--examples", type=int, default=12_800)
     add("--only", default="", help="a regular expression of names, for the groups peers, averaging")
     add("--limit_seconds", type=float, default=5.0, help="that a limit is measured")
-    add("--counts", default="1,2,4,8,16,32", help="numbers of workers, for the group workers")
-    add("--steps", type=int, default=2000, help="mini-batches an epoch, for the group workers")
     add("--parameters", type=int, default=25_000_000, help="for the groups large and overlap")
     add("--variables", type=int, default=150, help="for the groups large and overlap")
     add("--json", help="where to write all single runs")

@@ -38,8 +38,8 @@ FILES = (
     "docs/reproduced_averaging.md",
     "docs/tables.md",
 )
-PLAIN = "plain fit"
-PLAIN_20 = "plain fit, steps_per_execution=20"
+PLAIN = fit_throughput.PLAIN
+PLAIN_20 = f"{PLAIN}, steps_per_execution=20"
 
 
 def published(name: str) -> dict:

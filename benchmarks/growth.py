@@ -127,7 +127,7 @@ def main() -> None:
     add = parser.add_argument
     add("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}, with commas")
     add("--workers", default="1,2,4,8,16,32,64")
-    add("--variables", default="4,12,40,120,300")
+    add("--variables", default="4,12,40,120,300", help="even numbers")
     add("--weights", default="1,4,16,100", help="in MB")
     add("--steps", type=int, default=2000, help="mini-batches an epoch")
     add("--repetitions", type=int, default=2)

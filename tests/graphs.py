@@ -1,7 +1,5 @@
 """What is done before what in a graph that TensorFlow has optimized."""
 
-import contextlib
-
 import tensorflow as tf
 
 # The graphs that ran are told of by the eager context alone. TF 2.21.
@@ -12,11 +10,9 @@ WRITE = ("Assign", "Scatter", "Apply")
 TAKEN, GIVEN = "ResourceAccumulatorTakeGradient", "ResourceAccumulatorApplyGradient"
 
 
-@contextlib.contextmanager
 def collected():
-    """Gives a list that afterwards has the graphs that ran for the first time meanwhile."""
-    with context.collect_graphs(optimized=True) as graphs:
-        yield graphs
+    """A context of which comes a list; afterwards it has what ran for the first time within."""
+    return context.collect_graphs(optimized=True)
 
 
 def joined(partitions):
