@@ -122,20 +122,24 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
     pyplot.close(figure)
 
 
+def numbers(text: str) -> list[int]:
+    """Of an option; with commas."""
+    return [int(each) for each in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--groups", default=",".join(GROUPS), help=f"of {', '.join(GROUPS)}, with commas")
-    add("--workers", default="1,2,4,8,16,32,64")
-    add("--variables", default="4,12,40,120,300", help="even numbers")
-    add("--weights", default="1,4,16,100", help="in MB")
+    add("--workers", type=numbers, default="1,2,4,8,16,32,64")
+    add("--variables", type=numbers, default="4,12,40,120,300", help="even numbers")
+    add("--weights", type=numbers, default="1,4,16,100", help="in MB")
     add("--steps", type=int, default=2000, help="mini-batches an epoch")
     add("--repetitions", type=int, default=2)
     add("--json", help="where to write all single runs")
 
     def run(name: str, options: argparse.Namespace, record: dict) -> None:
-        sizes = [int(size) for size in getattr(options, name).split(",")]
-        made = contenders(name, sizes, options.steps)
+        made = contenders(name, getattr(options, name), options.steps)
         results = cluster_throughput.interleaved(made, options.repetitions)
         record["groups"].append({"name": name, "title": GROUPS[name], "results": results})
         print(f"\n### {GROUPS[name]}\n\n{table(record['groups'][-1])}", flush=True)
