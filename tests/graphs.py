@@ -1,5 +1,7 @@
 """What is done before what in a graph that TensorFlow has optimized."""
 
+import contextlib
+
 import tensorflow as tf
 
 # The graphs that ran are told of by the eager context alone. TF 2.21.
@@ -10,9 +12,44 @@ WRITE = ("Assign", "Scatter", "Apply")
 TAKEN, GIVEN = "ResourceAccumulatorTakeGradient", "ResourceAccumulatorApplyGradient"
 
 
+@contextlib.contextmanager
 def collected():
-    """A context of which comes a list; afterwards it has what ran for the first time within."""
-    return context.collect_graphs(optimized=True)
+    """A list; afterwards it has the graphs of what ran for the first time within."""
+    graphs = []
+    with context.collect_graphs(optimized=True) as found:
+        yield graphs
+    graphs.extend(one for each in found for one in apart(each))
+
+
+def apart(graph):
+    """Graphs that TensorFlow made on several threads at once it tells of as one, end to end."""
+    seen = set()
+    for node in graph.node:
+        if node.name in seen:
+            break
+        seen.add(node.name)
+    if len(seen) == len(graph.node):
+        return [graph]
+    # The first ends before a name comes again, where neither asks for what only the other has.
+    halves = ((_only(graph.node[:end]), _only(graph.node[end:])) for end in range(len(seen), 0, -1))
+    one, others = next(pair for pair in halves if all(map(_has_its_inputs, pair)))
+    return [one, *apart(others)]
+
+
+def _only(nodes):
+    graph = tf.compat.v1.GraphDef()
+    graph.node.extend(nodes)
+    return graph
+
+
+def _has_its_inputs(graph):
+    names = {node.name for node in graph.node}
+    return all(_bare(each) in names for node in graph.node for each in node.input)
+
+
+def _bare(name):
+    """Of an input, as a node names it: the node that it comes from."""
+    return name.removeprefix("^").partition(":")[0]
 
 
 def joined(partitions):
@@ -41,8 +78,7 @@ class Graph:
     def __init__(self, definition):
         self._nodes = {node.name: node for node in definition.node}
         self._inputs = {
-            name: [each.removeprefix("^").partition(":")[0] for each in node.input]
-            for name, node in self._nodes.items()
+            name: [_bare(each) for each in node.input] for name, node in self._nodes.items()
         }
         self._known = {}
 

@@ -7,7 +7,7 @@ takes a number before it is packed, and with the slice goes what the slice had t
 import pytest
 import tensorflow as tf
 
-from tests.graphs import GIVEN, TAKEN, Graph, collected
+from tests.graphs import GIVEN, TAKEN, Graph, apart, collected
 from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithms.hogwild import AddInPlace
 from tf_dsgd.engine.row_locks import RowLocks
@@ -172,3 +172,24 @@ def test_a_lost_order_of_a_read_and_a_write_is_found(kept):
         "ReadVariableOp",
         "AssignSubVariableOp",
     }
+
+
+def test_graphs_told_of_as_one_are_taken_apart():
+    """Those of functions that several threads ran for the first time at once."""
+    one = _tf.make_variable(tf.zeros([]), device=None)
+    other = _tf.make_variable(tf.zeros([]), device=None)
+    raised = tf.function(lambda v: v.assign_add(1.0).read_value() * 2.0, autograph=False)
+    lowered = tf.function(lambda v: v.assign_sub(1.0).read_value(), autograph=False)
+    with collected() as graphs:
+        raised(one)
+        lowered(other)
+    first, second = (g for g in graphs if Graph(g).on_resources())
+    together = tf.compat.v1.GraphDef()
+    for graph in (first, second, first):
+        together.node.extend(graph.node)
+    assert {n.name for n in first.node} & {n.name for n in second.node}
+    assert [list(g.node) for g in apart(together)] == [
+        list(first.node),
+        list(second.node),
+        list(first.node),
+    ]
