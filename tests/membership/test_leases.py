@@ -3,6 +3,7 @@
 import pytest
 
 from tests.membership.parts import Queue, Rule
+from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.work import What
 from tf_dsgd.membership import lease as leases
@@ -299,20 +300,41 @@ def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
     for rule in (Rule(1, 2), Rule(2, 2), Rule(2, 1)):
         made = several(rule=rule)
         assert takes(made) < 3 and made.tasks[0].open.messages == 1
-    for name in ("draining", "hurried"):
-        made = several()
-        setattr(made, name, True)
-        assert takes(made) == 1
+    made = several()
+    made.hurried = True
+    assert takes(made) == 1
     made = several()
     made.tasks[0].took = 0.2  # three would take longer than an interrupt should wait
     assert takes(made) == 1
-    made = several()
-    made.available = 5  # the other would have to wait
-    assert takes(made) == 1
+    for available, taken in ((6, 3), (5, 1), (2, 1)):
+        made = several()
+        made.draining, made.available = True, available
+        assert takes(made) == taken  # or the other would have to wait
     assert takes(several(longest_call=2)) == 1  # three are too many bytes
+    made = several()
+    made.batch_bytes = 30 << 20  # two workers may have two mini-batches each waiting
+    assert takes(made) == 1
     made = several()
     made.rest()
     assert made.take(made.tasks[1]) == 1  # at first: it is not known how long a message takes
+
+
+def test_a_worker_waits_for_as_many_mini_batches_as_a_call_has():
+    made = several()
+    task = made.tasks[0]
+    made.available = 2
+    assert not made.take(task) and made.next(task, 0.0).what is What.WAIT
+    assert in_a_row.worth_waking(made) == 3
+    made.available = 3
+    assert made.take(task) == 3
+    other = made.tasks[1]
+    made.available, other.took = 2, 0.2  # which makes one round in a call
+    assert in_a_row.worth_waking(made) == 1
+    assert made.take(other) == 1
+    made.tasks[1].become(TaskState.LOST)
+    assert in_a_row.worth_waking(made) == 3
+    made.exchange = Rule(2, 2)
+    assert in_a_row.worth_waking(made) == 1
 
 
 def test_a_short_round_is_the_same_workers_while_it_can():

@@ -36,6 +36,7 @@ class Scheduler(Protocol):
     @property
     def present(self) -> list[Task]: ...
     def limit(self, task: Task) -> int: ...
+    def portion(self, steps: int) -> int: ...
 
 
 def number(scheduler: Scheduler) -> int:
@@ -46,25 +47,25 @@ def number(scheduler: Scheduler) -> int:
     exchange = scheduler.exchange
     alone = exchange.push_every == exchange.fetch_every == 1
     waits = exchange.bounds_staleness or exchange.in_turn
-    fits = scheduler.rounds_a_call <= scheduler.longest_call
-    return scheduler.rounds_a_call if alone and fits and not waits else 1
+    several = scheduler.rounds_a_call
+    fits = several <= scheduler.longest_call and several == scheduler.portion(several)
+    return several if alone and fits and not waits else 1
 
 
 def messages(scheduler: Scheduler, task: Task) -> int:
-    """How many rounds a worker makes in the call that is next; 1 as a rule.
+    """How many rounds a worker makes in the call that is next: 1 as a rule, or several.
 
-    Several only if there are as many mini-batches for each worker, so that all end together; if it
-    fetches first; and if its last message was quick, so that an interrupt is answered soon.
+    Several only if it fetches first, and if its last message was quick, so that an interrupt is
+    answered soon. 0 where it should wait, as there are not yet as many mini-batches: otherwise
+    many workers, who are faster than these come, would take them one by one.
     """
     several = number(scheduler)
     if (
         several == 1
-        or scheduler.draining
         or scheduler.hurried
         or not (task.fetch_next and task.clock)
         or task.leases
-        or task.took * several > ROW_SECONDS
-        or scheduler.available < several * len(scheduler.present)
+        or not _is_quick(task, several)
         or scheduler.limit(task) < several
     ):
         return 1
@@ -73,4 +74,18 @@ def messages(scheduler: Scheduler, task: Task) -> int:
         ends = exchange.push_due(k + 1) and exchange.fetch_due(k + 1)
         if not ends or exchange.steps_to_event(k) != 1:
             return 1
-    return several
+    if scheduler.draining:  # nothing more comes, and all should end together
+        return several if scheduler.available >= several * len(scheduler.present) else 1
+    return several if scheduler.available >= several else 0
+
+
+def worth_waking(scheduler: Scheduler) -> int:
+    """For how many mini-batches a worker that waits is woken."""
+    several = number(scheduler)
+    if several == 1 or all(_is_quick(task, several) for task in scheduler.present):
+        return several
+    return 1
+
+
+def _is_quick(task: Task, several: int) -> bool:
+    return task.took * several <= ROW_SECONDS

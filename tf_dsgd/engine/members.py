@@ -329,10 +329,12 @@ class Members:
     # -- who comes back ---------------------------------------------------------------------
 
     def look_now_and_then(self) -> None:
-        """Looks, if anybody is lost, and that was not done lately."""
-        seconds = time.monotonic() - self._looked
-        if seconds > deadlines.LOOK_SECONDS and (self._absent() or self._silent_at_rest()):
-            self.look()
+        """Looks, if anybody is lost, and that was not asked lately."""
+        now = time.monotonic()
+        if now - self._looked > deadlines.LOOK_SECONDS:
+            self._looked = now
+            if self._absent() or self._silent_at_rest():
+                self.look()
 
     def _absent(self) -> list[Task]:
         return [task for task in self.tasks if not task.is_present]

@@ -217,7 +217,7 @@ class Scheduler:
         if none or not self.may_begin(task, sending=sending):
             return 0
         messages = in_a_row.messages(self, task)
-        steps = messages if messages > 1 else self.round_steps(task)
+        steps = self.round_steps(task) if messages == 1 else messages
         if steps:
             self.hastened = task if self.hurried else self.hastened
             self.taken(task, steps, messages)
@@ -225,7 +225,7 @@ class Scheduler:
 
     def taken(self, task: Task, steps: int, messages: int = 1) -> Lease:
         """A worker has taken mini-batches, of a message or one each; gives their lease."""
-        waiting = [t for t in self.present if self._may_join_later and not self.joined(t)]
+        waiting = [t for t in self.present if not self.joined(t)] if self._may_join_later else []
         slowest = self.slowest() if waiting else 0
         others = self.others() if self.source is not None and self.source.is_shared else []
         self.available -= steps

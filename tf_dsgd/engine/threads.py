@@ -202,7 +202,7 @@ class ThreadsEngine(Engine):
             scheduler.available += 1
             exchange = scheduler.exchange
             most = min(exchange.steps_to_event(0), scheduler.longest_call)
-            portion = scheduler.portion(most)
+            portion = max(scheduler.portion(most), in_a_row.worth_waking(scheduler))
             if scheduler.available % portion == 0:  # enough for one more worker to begin
                 self.start_threads()
                 waits = exchange.bounds_staleness or exchange.in_turn
@@ -210,7 +210,7 @@ class ThreadsEngine(Engine):
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
-            at_once = max(portion, scheduler.portion(in_a_row.number(scheduler)))
+            at_once = max(portion, in_a_row.number(scheduler))
             room = 2 * self.num_workers * at_once
             if scheduler.available <= room and self._error is None:
                 return

@@ -36,7 +36,7 @@ ALLOWED = {
     _S.REFUSED: {_S.LOST},
     _S.JOINING: {_S.IDLE, _S.LOST},
 }
-PRESENT = {_S.IDLE, _S.IN_ROUND, _S.SILENT}
+PRESENT = (_S.IDLE, _S.IN_ROUND, _S.SILENT)
 ABSENT = {_S.LOST, _S.REFUSED, _S.JOINING}
 
 
@@ -85,7 +85,7 @@ class Task(Stateful[TaskState]):
     @property
     def is_present(self) -> bool:
         """Whether it takes part."""
-        return self.state in PRESENT
+        return self._state in PRESENT
 
     @property
     def leases(self) -> list[Lease]:
