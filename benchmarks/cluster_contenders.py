@@ -48,6 +48,9 @@ class Spec:
     """`push_every` and `fetch_every`, or steps between two averagings."""
     periods: tuple[int, ...] = (1, 20)
     """Of `chief`, one after the other."""
+    model: str = "mlp"
+    """Of `downpour` and `periodic`, as in contenders.py."""
+    jit_compile: bool = False
     steps_per_execution: int = 1
     pipelines: bool = False
     """Whether workers read the examples from files themselves, as those of the peers do."""
@@ -98,26 +101,30 @@ def timed_fit(strategy, model, epochs: int, **data) -> dict:
 def downpour(spec: Spec) -> dict:
     import tf_dsgd
 
-    return mlp_fit(spec, tf_dsgd.DownpourStrategy(push_every=spec.period, fetch_every=spec.period))
+    return model_fit(
+        spec, tf_dsgd.DownpourStrategy(push_every=spec.period, fetch_every=spec.period)
+    )
 
 
 def periodic(spec: Spec) -> dict:
     import tf_dsgd
 
-    return mlp_fit(spec, tf_dsgd.PeriodicAveragingStrategy(average_every=spec.period))
+    return model_fit(spec, tf_dsgd.PeriodicAveragingStrategy(average_every=spec.period))
 
 
-def mlp_fit(spec: Spec, strategy) -> dict:
+def model_fit(spec: Spec, strategy) -> dict:
     import contenders
 
-    mlp = contenders.Spec(
+    made = contenders.Spec(
+        model=spec.model,
         batch_size=spec.batch_size,
         examples=spec.examples,
         steps_per_execution=spec.steps_per_execution,
+        jit_compile=spec.jit_compile,
     )
-    x, y = contenders.make_data(mlp)
+    x, y = contenders.make_data(made)
     with strategy.scope():
-        model = contenders.build_model(mlp)
+        model = contenders.build_model(made)
     with tempfile.TemporaryDirectory() as directory:
         if spec.pipelines:
             data = {"x": from_files(strategy, x, y, spec.batch_size, directory)}

@@ -6,7 +6,8 @@
 Every contender runs in a process of its own with TensorFlow's default threads. The repetitions are
 interleaved, and a ratio is taken between two runs of one repetition: the ratios are what counts.
 The limit of each, what TensorFlow alone does in threads of one process, runs beside it: see
-`limits.py`. Of the group `models` it is two processes of plain `fit`, each with a model of its own.
+`limits.py`. Of the group `models` it is two processes of plain `fit`, each with a model of its own;
+that group has workers in other processes, too.
 """
 
 import argparse
@@ -23,6 +24,9 @@ MODELS = {
 NOT_COMPILED = {"lstm"}  # Keras does not have XLA compile it
 PAIR = "two processes of plain fit, each a model of its own, steps_per_execution=20"
 PLAIN = "plain fit"
+DOWNPOUR_20 = "Downpour, periods of 20, steps_per_execution=20"
+PROCESSES = {"program": "cluster_contenders.py", "launch": ["--workers", "2", "--ps", "1"]}
+"""What is run on them has no number of workers of its own."""
 
 
 def periods(common: dict) -> tuple[str, dict[str, dict]]:
@@ -108,21 +112,27 @@ def memory(common: dict) -> tuple[str, dict[str, dict]]:
 
 
 def models(common: dict, model: str) -> tuple[str, dict[str, dict]]:
-    title = f"{MODELS[model]}: batch 64, SGD(0.01), two local workers"
+    title = (
+        f"{MODELS[model]}: batch 64, SGD(0.01), two workers, threads but where it says processes"
+    )
     at_once = {"steps_per_execution": 20}
     specs = {
         PLAIN: {},
         f"{PLAIN}, steps_per_execution=20": at_once,
         "Downpour, periods of 20": {"kind": "downpour"},
-        "Downpour, periods of 20, steps_per_execution=20": {"kind": "downpour", **at_once},
+        DOWNPOUR_20: {"kind": "downpour", **at_once},
         "Downpour, periods of 1": {"kind": "downpour", "period": 1},
         "averaging, periods of 20": {"kind": "averaging"},
+        f"{DOWNPOUR_20}, processes": {"kind": "downpour", **at_once, **PROCESSES},
+        "Downpour, periods of 1, processes": {"kind": "downpour", "period": 1, **PROCESSES},
+        "averaging, periods of 20, processes": {"kind": "periodic", **at_once, **PROCESSES},
     }
     if model not in NOT_COMPILED:
         compiled = {"jit_compile": True, **at_once}
         specs[f"{PLAIN}, steps_per_execution=20, jit_compile"] = compiled
-        name = "Downpour, periods of 20, steps_per_execution=20, jit_compile"
-        specs[name] = {"kind": "downpour", **compiled}
+        specs[f"{DOWNPOUR_20}, jit_compile"] = {"kind": "downpour", **compiled}
+        name = f"{DOWNPOUR_20}, jit_compile, processes"
+        specs[name] = {"kind": "downpour", **compiled, **PROCESSES}
     specs[PAIR] = {"processes": 2, **at_once}
     return title, with_common(specs, {**common, "model": model})
 

@@ -72,12 +72,16 @@ def run_process(
 
 
 def run_contender(program: str, spec: dict, timeout: float = 1800, defaults: bool = True) -> dict:
-    """One run of a program, or of the one that the spec itself names."""
+    """One run of a program, or of the one that the spec itself names.
+
+    With `launch` in it the launcher starts it, as it starts what these arguments name.
+    """
     spec = dict(spec)
     program = spec.pop("program", program)
-    return run_process(
-        [sys.executable, str(HERE / program), json.dumps(spec)], timeout, defaults=defaults
-    )
+    launch = spec.pop("launch", None)
+    launcher = [] if launch is None else ["-m", "tf_dsgd.launch", *launch]
+    command = [sys.executable, *launcher, str(HERE / program), json.dumps(spec)]
+    return run_process(command, timeout, defaults=defaults)
 
 
 def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[str, list[dict]]:

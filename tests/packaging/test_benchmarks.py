@@ -51,9 +51,11 @@ def test_models_are_beside_the_best_plain_fit():
     output = run_benchmark(
         "fit_throughput.py",
         *("--groups", "models", "--repetitions", "1", "--epochs", "1", "--examples", "640"),
-        *("--only", "^plain fit, steps_per_execution=20$|^two|periods of 1$"),
+        *("--only", "^plain fit, steps_per_execution=20$|^two|periods of 1$|^averaging.*processes"),
     )
     assert output.count("| Downpour, periods of 1 |") == 3
+    assert output.count("| averaging, periods of 20, processes |") == 3
+    assert "| CPU of ps, ms/mini-batch |" in output
     assert output.count("| two processes of plain fit") == 3
     assert "| mini-batches/s | beside plain fit" in output
 
