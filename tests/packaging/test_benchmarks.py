@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.packaging.repository import ROOT, run_script
+from tests.packaging.repository import ROOT, run_python, run_script
 
 
 def run_benchmark(name: str, *arguments: str, timeout: float = 240) -> str:
@@ -51,11 +51,9 @@ def test_models_are_beside_the_best_plain_fit():
     output = run_benchmark(
         "fit_throughput.py",
         *("--groups", "models", "--repetitions", "1", "--epochs", "1", "--examples", "640"),
-        *("--only", "^plain fit, steps_per_execution=20$|^two|periods of 1$|^averaging.*processes"),
+        *("--only", "^plain fit, steps_per_execution=20$|^two|periods of 1$"),
     )
     assert output.count("| Downpour, periods of 1 |") == 3
-    assert output.count("| averaging, periods of 20, processes |") == 3
-    assert "| CPU of ps, ms/mini-batch |" in output
     assert output.count("| two processes of plain fit") == 3
     assert "| mini-batches/s | beside plain fit" in output
 
@@ -124,13 +122,12 @@ def test_server_rules_prints_a_table(tmp_path):
 
 @pytest.mark.slow
 def test_mini_batches_of_a_cluster_count_when_applied():
-    spec = {"kind": "downpour", "period": 3, "examples": 640, "epochs": 2}
-    program = str(ROOT / "benchmarks" / "cluster_contenders.py")
-    launched = run_script(
-        *("-m", "tf_dsgd.launch", "--workers", "1", "--ps", "1", program, json.dumps(spec)),
-    )
-    assert launched.returncode == 0, launched.stderr
-    result = json.loads(launched.stdout.splitlines()[-1])
+    spec = {"kind": "downpour", "model": "lstm", "period": 3, "examples": 640, "epochs": 2}
+    spec |= {"program": "cluster_contenders.py", "launch": ["--workers", "1", "--ps", "1"]}
+    code = f"import json, runs; print(json.dumps(runs.run_contender('contenders.py', {spec})))"
+    ran = run_python("-c", code, cwd=ROOT / "benchmarks")
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout.splitlines()[-1])
     assert (result["steps"], result["workers"]) == (2 * 640 / 64, 1)
     assert result["steps_per_second"] == pytest.approx(result["steps"] / result["seconds"])
 
