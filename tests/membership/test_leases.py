@@ -304,37 +304,74 @@ def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
     made.hurried = True
     assert takes(made) == 1
     made = several()
-    made.tasks[0].took = 0.2  # three would take longer than an interrupt should wait
+    made.tasks[0].took = 0.1  # three would take longer than an interrupt should wait
     assert takes(made) == 1
-    for available, taken in ((6, 3), (5, 1), (2, 1)):
-        made = several()
-        made.draining, made.available = True, available
-        assert takes(made) == taken  # or the other would have to wait
-    assert takes(several(longest_call=2)) == 1  # three are too many bytes
+    for draining in (True, False):
+        for available, taken in ((6, 3), (5, 1), (2, 1)):
+            made = several()
+            made.draining, made.available = draining, available
+            assert takes(made) == taken  # or the other would have to wait
     made = several()
-    made.batch_bytes = 30 << 20  # two workers may have two mini-batches each waiting
+    made.tasks[0].took, made.tasks[1].took = 0.05, 0.02  # who would end long before
     assert takes(made) == 1
+    assert takes(several(longest_call=2)) == 1  # three are too many bytes
+    for workers, taken in ((2, 3), (1, 1)):
+        made = several(workers)
+        made.batch_bytes = 200 << 20  # of which two may wait for each worker
+        assert takes(made) == taken
     made = several()
     made.rest()
     assert made.take(made.tasks[1]) == 1  # at first: it is not known how long a message takes
 
 
-def test_a_worker_waits_for_as_many_mini_batches_as_a_call_has():
+def come(made, *times):
+    """Mini-batches come at these times, to workers that have nothing to do."""
+    woken = []
+    for now in times:
+        made.available += 1
+        made.arrivals.came(now)
+        woken.append(in_a_row.wakes(made))
+    return woken
+
+
+def test_a_worker_waits_for_as_many_mini_batches_as_a_call_has_where_they_come_fast():
     made = several()
-    task = made.tasks[0]
-    made.available = 2
-    assert not made.take(task) and made.next(task, 0.0).what is What.WAIT
-    assert in_a_row.worth_waking(made) == 3
-    made.available = 3
-    assert made.take(task) == 3
-    other = made.tasks[1]
-    made.available, other.took = 2, 0.2  # which makes one round in a call
-    assert in_a_row.worth_waking(made) == 1
-    assert made.take(other) == 1
-    made.tasks[1].become(TaskState.LOST)
-    assert in_a_row.worth_waking(made) == 3
+    first, second = made.tasks
+    made.available = 0
+    assert come(made, 1.0, 1.001) == [True, False]
+    doing = made.next(first, 1.002)
+    assert (doing.what, doing.until) == (What.WAIT, pytest.approx(1.011))
+    assert come(made, 1.003) == [True]
+    assert made.take(first) == 3 and not in_a_row.is_left(made)
+    second.took = 0.1  # which makes one round in a call
+    assert come(made, 1.004, 1.005) == [True, True]
+    assert made.take(second) == 1
+    made.rest()
+    assert come(made, 1.006) == [True]  # at first: it is not known how long a message takes
     made.exchange = Rule(2, 2)
-    assert in_a_row.worth_waking(made) == 1
+    assert come(made, 1.007) == [True]
+
+
+def test_mini_batches_that_come_slowly_are_taken_at_once():
+    made = several()
+    made.available = 0
+    assert come(made, 1.0, 1.02, 1.04) == [True, True, True]
+    for task in made.tasks:
+        doing = made.next(task, 1.05)
+        assert (doing.what, doing.steps) == (What.ROUND, 1)
+        assert in_a_row.is_left(made) == (made.available > 0)  # another is woken for it
+
+
+def test_a_worker_waits_a_moment_for_mini_batches_that_do_not_come():
+    """As those of a loop that goes on when the last one was counted."""
+    made = several()
+    first, second = made.tasks
+    made.available = 0
+    come(made, 1.0, 1.001)
+    doing = made.next(first, 1.002)
+    assert doing.what is What.WAIT
+    assert made.next(first, doing.until).steps == 1 and in_a_row.is_left(made)
+    assert made.next(second, doing.until).steps == 1 and not in_a_row.is_left(made)
 
 
 def test_a_short_round_is_the_same_workers_while_it_can():

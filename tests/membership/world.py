@@ -80,8 +80,8 @@ class World(Checked):
     def run(self, transitions):
         """A history of about so many transitions, then rest; checks all on the way.
 
-        Where calls may have several rounds they are ten times as long, since calls have several
-        neither at first nor at a drain.
+        Where calls may have several rounds they are ten times as long, since calls do not have
+        several at first.
         """
         several = self.scheduler.rounds_a_call > 1
         for epoch in range(self.random.randint(1, 3)):
@@ -112,6 +112,7 @@ class World(Checked):
             self.queue.ids.append(self.granted)
             self.granted += 1
             self.scheduler.available += 1
+            self.scheduler.arrivals.came(self.now)
             self.start_threads()
 
     def step(self):

@@ -8,10 +8,11 @@ told of what is between; so only where nobody waits for it.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from tf_dsgd.engine.work import Exchange
-from tf_dsgd.membership.deadlines import ROW_SECONDS
+from tf_dsgd.membership.deadlines import FAST_SECONDS, ROW_SECONDS
 from tf_dsgd.membership.task import Task
 
 # Of a call of several, where a step has at most so many operations: of a larger one a call costs
@@ -23,6 +24,24 @@ MOST_OPERATIONS = 1000
 PAYS_AFTER = 1000
 
 
+class Arrivals:
+    """How mini-batches come to be handed out: only for those that come fast it pays to wait."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+        """When the last one came."""
+        self.are_fast = False
+
+    def came(self, now: float) -> None:
+        """One more is there."""
+        self.are_fast = now - self.last < FAST_SECONDS
+        self.last = now
+
+    def look(self, now: float) -> None:
+        """Somebody looks for one."""
+        self.are_fast = self.are_fast and now - self.last < FAST_SECONDS
+
+
 class Scheduler(Protocol):
     """What is asked of a scheduler."""
 
@@ -32,6 +51,8 @@ class Scheduler(Protocol):
     available: int
     draining: bool
     hurried: bool
+    arrivals: Arrivals
+    tasks: list[Task]
 
     @property
     def present(self) -> list[Task]: ...
@@ -39,33 +60,41 @@ class Scheduler(Protocol):
     def portion(self, steps: int) -> int: ...
 
 
+def suit(exchange: Exchange) -> bool:
+    """Whether an exchange rule allows several rounds in a call."""
+    alone = exchange.push_every == exchange.fetch_every == 1
+    return alone and not (exchange.bounds_staleness or exchange.in_turn)
+
+
 def number(scheduler: Scheduler) -> int:
-    """Rounds that a call has, where it has several; 1 where the exchange rule allows no more.
+    """Rounds that a call has, where it has several; 1 where it may not, or has no room for them.
 
     It is all or one: what makes several is traced with their number.
     """
-    exchange = scheduler.exchange
-    alone = exchange.push_every == exchange.fetch_every == 1
-    waits = exchange.bounds_staleness or exchange.in_turn
     several = scheduler.rounds_a_call
-    fits = several <= scheduler.longest_call and several == scheduler.portion(several)
-    return several if alone and fits and not waits else 1
+    fit = several <= min(scheduler.longest_call, room(scheduler, several))
+    return several if fit and suit(scheduler.exchange) else 1
+
+
+def room(scheduler: Scheduler, steps: int) -> int:
+    """How many mini-batches may wait where workers begin with so many."""
+    return 2 * len(scheduler.tasks) * scheduler.portion(steps)
 
 
 def messages(scheduler: Scheduler, task: Task) -> int:
     """How many rounds a worker makes in the call that is next: 1 as a rule, or several.
 
     Several only if it fetches first, and if its last message was quick, so that an interrupt is
-    answered soon. 0 where it should wait, as there are not yet as many mini-batches: otherwise
-    many workers, who are faster than these come, would take them one by one.
+    answered soon. 0 where it should wait a moment for as many mini-batches: many workers are
+    faster than these come, and would take them one by one.
     """
     several = number(scheduler)
     if (
         several == 1
         or scheduler.hurried
-        or not (task.fetch_next and task.clock)
+        or not _may_make(task, several)
+        or not task.fetch_next
         or task.leases
-        or not _is_quick(task, several)
         or scheduler.limit(task) < several
     ):
         return 1
@@ -74,18 +103,35 @@ def messages(scheduler: Scheduler, task: Task) -> int:
         ends = exchange.push_due(k + 1) and exchange.fetch_due(k + 1)
         if not ends or exchange.steps_to_event(k) != 1:
             return 1
-    if scheduler.draining:  # nothing more comes, and all should end together
-        return several if scheduler.available >= several * len(scheduler.present) else 1
-    return several if scheduler.available >= several else 0
+    if scheduler.arrivals.are_fast and not scheduler.draining:
+        return several if scheduler.available >= several else 0
+    # Nothing more comes soon, and all should end together.
+    others = scheduler.present
+    even = task.took <= 2 * min(other.took for other in others)
+    return several if even and scheduler.available >= several * len(others) else 1
 
 
-def worth_waking(scheduler: Scheduler) -> int:
-    """For how many mini-batches a worker that waits is woken."""
+def _may_make(task: Task, several: int) -> bool:
+    """Whether it is known to be quick."""
+    return task.clock > 0 and task.took * several <= ROW_SECONDS
+
+
+def until(scheduler: Scheduler) -> float | None:
+    """When a worker that waits does so no longer for a call of several."""
+    waits = scheduler.available and scheduler.arrivals.are_fast and number(scheduler) > 1
+    return scheduler.arrivals.last + FAST_SECONDS if waits else None
+
+
+def wakes(scheduler: Scheduler) -> bool:
+    """Whether a worker that waits is woken for the mini-batch that has come now."""
     several = number(scheduler)
-    if several == 1 or all(_is_quick(task, several) for task in scheduler.present):
-        return several
-    return 1
+    if several == 1 or not scheduler.arrivals.are_fast:
+        return True
+    if scheduler.available == 1 or scheduler.available % several == 0:  # it takes note, or begins
+        return True
+    return not all(_may_make(task, several) for task in scheduler.present)
 
 
-def _is_quick(task: Task, several: int) -> bool:
-    return task.took * several <= ROW_SECONDS
+def is_left(scheduler: Scheduler) -> bool:
+    """After a worker took some: whether another is woken for what is there, as nobody else will."""
+    return number(scheduler) > 1 and scheduler.available > 0 and not scheduler.arrivals.are_fast

@@ -14,8 +14,9 @@ def backup_due(
     """When a worker that waits runs a straggler's lease: that which was begun first.
 
     It has waited long enough then; and so would it have, had it begun together with that one. Long
-    enough is as long as its own last message took, and never less than `least` seconds: then all of
-    it costs at most twice the work of the slowest. None if it does not wait, or nobody straggles.
+    enough is as long as its own last message took, times the lease's messages, and never less than
+    `least` seconds: then all of it costs at most twice the work of the slowest. None if it does not
+    wait, or nobody straggles.
     """
     since = task.waits_since
     if since is None or least is None:
@@ -30,4 +31,5 @@ def backup_due(
     if not straggling:
         return None
     begun, _, lease = min(straggling)
-    return max(since, begun + task.took) + max(least, task.took), lease
+    took = task.took * lease.messages
+    return max(since, begun + took) + max(least, took), lease

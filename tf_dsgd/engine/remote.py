@@ -114,16 +114,17 @@ class RemoteRounds(Rounds):
 
     def granted(self, program: Program, stream: Any) -> None:
         self._granted[program] = granted = self._granted.get(program, 0) + 1
-        scheduler = self.engine.scheduler
-        scheduler.rounds_a_call = program.rounds_a_call if granted > in_a_row.PAYS_AFTER else 1
         if stream.pipelines is not None:
             _ = program.work_from, program.round_from  # traced here, in the main thread
             if self.overlaps:
                 _ = program.ahead_from
-        if in_a_row.number(scheduler) > 1:
-            _ = program.rounds_on if stream.pipelines is None else program.rounds_from
         if stream.batch_bytes != self._bounded_for:
             self._bound_calls(stream.batch_bytes)
+        scheduler = self.engine.scheduler
+        several = program.rounds_a_call if granted > in_a_row.PAYS_AFTER else 1
+        if several > 1 and in_a_row.suit(scheduler.exchange):
+            _ = program.rounds_on if stream.pipelines is None else program.rounds_from
+        scheduler.rounds_a_call = several  # at which workers begin to call those
         self.outputs.show()
         self.members.look_now_and_then()
 

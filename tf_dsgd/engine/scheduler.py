@@ -1,8 +1,7 @@
 """Who does what next: which worker takes which mini-batches, and whose lease it runs.
 
-How that is carried out is a backend's: threads, tasks of a cluster, turns on a virtual clock. The
-scheduler knows the exchange rule, the tasks and their leases, and nothing of TensorFlow. Whoever
-has threads holds one lock around every call; seconds are passed in.
+How that is carried out is a backend's: threads, tasks of a cluster, a virtual clock. Nothing here
+knows TensorFlow. Whoever has threads holds one lock around every call; seconds are passed in.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class Scheduler:
         self.tasks = list(tasks)
         self.longest_call = longest_call
         self.backup_after = backup_after
+        self.arrivals = in_a_row.Arrivals()
         self.rounds_a_call = 1
         """Most rounds of one mini-batch each that a worker can be told of at once."""
         self.backs_up = False
@@ -168,8 +168,8 @@ class Scheduler:
         other = self.for_others(task, now)
         if other is not None:
             return other
-        steps = self.take(task)
-        if steps:
+        self.arrivals.look(now)
+        if steps := self.take(task):
             return Next(What.ROUND, steps, task.open)
         takes_part = self.joined(task)
         if not takes_part and not task.leases:
@@ -180,7 +180,7 @@ class Scheduler:
         due = self.backup_due(task) if self._waits_for_others(task) else None
         if due is None and self.has_all(task):
             return Next(What.END)
-        return Next(What.WAIT, until=None if due is None else due[0])
+        return Next(What.WAIT, until=in_a_row.until(self) if due is None else due[0])
 
     def waits(self, task: Task, now: float) -> None:
         """A worker cannot go on before others have sent, or more mini-batches have come."""

@@ -200,18 +200,18 @@ class ThreadsEngine(Engine):
         scheduler = self.scheduler
         with self.changed:
             scheduler.available += 1
+            scheduler.arrivals.came(time.monotonic())
             exchange = scheduler.exchange
             most = min(exchange.steps_to_event(0), scheduler.longest_call)
-            portion = max(scheduler.portion(most), in_a_row.worth_waking(scheduler))
-            if scheduler.available % portion == 0:  # enough for one more worker to begin
+            enough = scheduler.available % scheduler.portion(most) == 0
+            if enough and in_a_row.wakes(scheduler):  # one more worker may begin
                 self.start_threads()
                 waits = exchange.bounds_staleness or exchange.in_turn
                 if waits or stream.pipelines is not None:
                     self._idle.notify_all()  # not every worker may take it
                 else:
                     self._idle.notify()
-            at_once = max(portion, in_a_row.number(scheduler))
-            room = 2 * self.num_workers * at_once
+            room = max(in_a_row.room(scheduler, n) for n in (most, in_a_row.number(scheduler)))
             if scheduler.available <= room and self._error is None:
                 return
         self.until(lambda: scheduler.available <= room)
@@ -412,6 +412,8 @@ class ThreadsEngine(Engine):
         elif self.scheduler.exchange.in_turn:
             for _ in range(steps):
                 self._own_queues.move(self._stream.queue, task.index)
+        if in_a_row.is_left(self.scheduler):
+            self._idle.notify()
         self.stepped_on()
 
     def queue(self, task: Task) -> tf.Tensor:

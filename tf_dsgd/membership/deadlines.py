@@ -14,8 +14,10 @@ LOOK_SECONDS = 1.0
 """How often a waiting main thread looks after workers, and for lost ones that are back."""
 STALLED_SECONDS = 10.0
 """For how long no worker may begin, with work left, until that is taken for a defect."""
-ROW_SECONDS = 0.5
+ROW_SECONDS = 0.25
 """How long several rounds in one call may take together, by the last one's time."""
+FAST_SECONDS = 0.01
+"""For how long after a mini-batch came a worker waits for more, to begin with several."""
 LOCK_SECONDS = 10.0
 """After an error, for how long a shard's lock may not change hands until it is taken for lost."""
 CLOSE_SECONDS = 5.0

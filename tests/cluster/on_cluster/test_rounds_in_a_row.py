@@ -1,5 +1,8 @@
 """Several rounds in one call: the same as one after the other, and each message counts."""
 
+import threading
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 from tf_dsgd.engine import in_a_row
+from tf_dsgd.engine.program import Program
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.pipelines import Progress
 
@@ -113,8 +117,15 @@ def test_fit_makes_several_rounds_in_a_call_and_each_counts(packed, pipelines, m
 
 
 def test_short_training_does_not_pay_for_several_rounds(packed, monkeypatch):
-    """Nobody prepares them, and then everybody does."""
+    """Nobody prepares them, and then everybody does, what the main thread has traced."""
     monkeypatch.setattr(in_a_row, "PAYS_AFTER", 150)
+    trace, threads = Program._rounds_in_a_row, []
+
+    def noted(self, batch):
+        threads.append(threading.current_thread())
+        trace(self, batch)
+
+    monkeypatch.setattr(Program, "_rounds_in_a_row", noted)
     strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
     with strategy.scope():
         model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), steps_per_execution=20)
@@ -124,7 +135,37 @@ def test_short_training_does_not_pay_for_several_rounds(packed, monkeypatch):
     assert "rounds_on" not in vars(strategy.engine.program)
     model.fit(x, y, batch_size=2, verbose=0, epochs=2)
     assert set(packed) == {1, ROUNDS}
+    assert threads == [threading.main_thread()]
     helpers.assert_ledger_balances(strategy)
+
+
+@pytest.mark.parametrize("most_out", [1, 3])
+def test_a_loop_that_waits_until_mini_batches_were_counted_goes_on(packed, most_out):
+    """It hands out no more before: a worker must not wait for as many as a call has."""
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2), local_rule="none")
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+
+    def step(ticket):
+        optimizer.apply([tf.ones([])], [weight])
+
+    @tf.function
+    def distributed_step(ticket):
+        return strategy.run(step, args=(ticket,))
+
+    tickets = tf.data.Dataset.range(40)
+    for _ in range(2):  # at the second time workers know how long a message takes
+        before = strategy.steps
+        for number, ticket in enumerate(strategy.experimental_distribute_dataset(tickets)):
+            distributed_step(ticket)
+            deadline = time.monotonic() + 60.0
+            while number - most_out > strategy.steps - before:
+                assert time.monotonic() < deadline, strategy.steps - before
+        assert strategy.steps - before >= 40 - most_out - 1
+        assert float(weight) == -before - 40.0
+    assert strategy.steps == 80
 
 
 def test_an_error_in_the_middle_of_a_call_loses_none_before_it(packed):
