@@ -29,8 +29,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 CLASSES = 10
 PEER_WORKERS = 2
-
-
 PREPARED_AFTER = 1100
 """Mini-batches after which workers have prepared a call with several rounds (docs/cluster.md)."""
 
@@ -48,8 +46,7 @@ class Spec:
     """`push_every` and `fetch_every`, or steps between two averagings."""
     periods: tuple[int, ...] = (1, 20)
     """Of `chief`, one after the other."""
-    model: str = "mlp"
-    """Of `downpour` and `periodic`, as in contenders.py."""
+    model: str = "mlp"  # of `downpour` and `periodic`, as in contenders.py
     jit_compile: bool = False
     steps_per_execution: int = 1
     pipelines: bool = False
@@ -180,10 +177,8 @@ def chief(spec: Spec) -> dict:
             model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(1e-4), "mse")
         data = {"x": x, "y": y, "batch_size": spec.batch_size}
-        # All workers have prepared what they call before the clock starts.
-        prepared = PREPARED_AFTER + 20 * strategy.num_workers
-        epochs = 1 + prepared // (spec.examples // spec.batch_size)
-        model.fit(**data, verbose=0, epochs=epochs)
+        prepared = PREPARED_AFTER + 20 * strategy.num_workers  # what all of them call
+        model.fit(**data, verbose=0, epochs=1 + prepared * spec.batch_size // spec.examples)
         results[period] = timed_fit(strategy, model, spec.epochs, **data)
     return {"periods": results, "workers": strategy.num_workers}
 

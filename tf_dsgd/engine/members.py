@@ -330,9 +330,8 @@ class Members:
 
     def look_now_and_then(self) -> None:
         """Looks, if anybody is lost, and that was not asked lately."""
-        now = time.monotonic()
-        if now - self._looked > deadlines.LOOK_SECONDS:
-            self._looked = now
+        if time.monotonic() - self._looked > deadlines.LOOK_SECONDS:
+            self._looked = time.monotonic()
             if self._absent() or self._silent_at_rest():
                 self.look()
 
@@ -341,9 +340,8 @@ class Members:
 
     def _silent_at_rest(self) -> list[Task]:
         """Workers that do not answer, and have no call under way that would tell of it."""
-        silent = [
-            task for task in self.scheduler.present if self.connection.worker_is_silent(task.index)
-        ]
+        is_silent = self.connection.worker_is_silent
+        silent = [task for task in self.scheduler.present if is_silent(task.index)]
         return [t for t in silent if t.index not in self.engine.working()]
 
     def look(self) -> None:
