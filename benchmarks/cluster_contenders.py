@@ -177,7 +177,7 @@ def chief(spec: Spec) -> dict:
             model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(1)])
             model.compile(keras.optimizers.SGD(1e-4), "mse")
         data = {"x": x, "y": y, "batch_size": spec.batch_size}
-        prepared = PREPARED_AFTER + 20 * strategy.num_workers  # what all of them call
+        prepared = PREPARED_AFTER + 20 * strategy.num_workers  # all call it by then
         model.fit(**data, verbose=0, epochs=1 + prepared * spec.batch_size // spec.examples)
         results[period] = timed_fit(strategy, model, spec.epochs, **data)
     return {"periods": results, "workers": strategy.num_workers}

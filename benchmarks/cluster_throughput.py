@@ -13,7 +13,6 @@ ratios are what counts.
 
 import argparse
 import dataclasses
-import json
 import subprocess
 import sys
 
@@ -52,9 +51,7 @@ class Contender:
     launch: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
-        # The file itself, which needs nothing of the package: peers may be launched, too.
-        launcher = ["-m", "tf_dsgd.launch", *self.launch] if self.launch else []
-        return [self.python, *launcher, str(runs.HERE / self.program), json.dumps(self.spec)]
+        return runs.command(self.program, self.spec, self.launch, self.python)
 
     def run(self) -> dict:
         """What it measured; the package is imported from this checkout."""

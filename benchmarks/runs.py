@@ -78,10 +78,17 @@ def run_contender(program: str, spec: dict, timeout: float = 1800, defaults: boo
     """
     spec = dict(spec)
     program = spec.pop("program", program)
-    launch = spec.pop("launch", None)
-    launcher = [] if launch is None else ["-m", "tf_dsgd.launch", *launch]
-    command = [sys.executable, *launcher, str(HERE / program), json.dumps(spec)]
-    return run_process(command, timeout, defaults=defaults)
+    launch = spec.pop("launch", ())
+    return run_process(command(program, spec, launch), timeout, defaults=defaults)
+
+
+def command(
+    program: str, spec: dict, launch: Sequence[str] = (), python: str = sys.executable
+) -> list[str]:
+    """Runs a contender, under what of the launcher these arguments name."""
+    # The file itself, which needs nothing of the package: peers may be launched, too.
+    launcher = ["-m", "tf_dsgd.launch", *launch] if launch else []
+    return [python, *launcher, str(HERE / program), json.dumps(spec)]
 
 
 def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[str, list[dict]]:

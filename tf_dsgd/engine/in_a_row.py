@@ -60,7 +60,7 @@ class Scheduler(Protocol):
     def portion(self, steps: int) -> int: ...
 
 
-def suit(exchange: Exchange) -> bool:
+def suits(exchange: Exchange) -> bool:
     """Whether an exchange rule allows several rounds in a call."""
     alone = exchange.push_every == exchange.fetch_every == 1
     return alone and not (exchange.bounds_staleness or exchange.in_turn)
@@ -72,8 +72,8 @@ def number(scheduler: Scheduler) -> int:
     It is all or one: what makes several is traced with their number.
     """
     several = scheduler.rounds_a_call
-    fit = several <= min(scheduler.longest_call, room(scheduler, several))
-    return several if fit and suit(scheduler.exchange) else 1
+    fits = several <= min(scheduler.longest_call, room(scheduler, several))
+    return several if fits and suits(scheduler.exchange) else 1
 
 
 def room(scheduler: Scheduler, steps: int) -> int:

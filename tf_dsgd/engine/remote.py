@@ -122,7 +122,7 @@ class RemoteRounds(Rounds):
             self._bound_calls(stream.batch_bytes)
         scheduler = self.engine.scheduler
         several = program.rounds_a_call if granted > in_a_row.PAYS_AFTER else 1
-        if several > 1 and in_a_row.suit(scheduler.exchange):
+        if several > 1 and in_a_row.suits(scheduler.exchange):
             _ = program.rounds_on if stream.pipelines is None else program.rounds_from
         scheduler.rounds_a_call = several  # at which workers begin to call those
         self.outputs.show()
