@@ -459,7 +459,7 @@ def test_pipelines_of_lost_workers_in_a_resumed_run(tmp_path):
     with processes.started(*options, script, str(tmp_path / "b")) as process:
         code, _ = exit_of(process, 90.0)
     assert code == 1 and "helpers.Broken" in process.text, log(process)
-    assert "unfinished mini-batches go to others" in process.text
+    assert "unfinished mini-batch" in process.text  # one goes, or several go, to others
     with processes.started(*options, script, str(tmp_path / "b")) as process:
         result, expected = report(process, "RESULT", 90.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)

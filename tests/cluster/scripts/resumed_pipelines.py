@@ -36,12 +36,15 @@ def numbers(context):
 def strike(batch, logs):
     if batch == 40:
         faults.task("worker", 1).kill()
+    if batch == 80:
+        engine = strategy.engine
+        engine.until(lambda: not engine.store.present[1])
+        raise helpers.Broken
 
 
 callbacks = [tf_dsgd.callbacks.BackupAndRestore(folder, save_freq=7)]
 if first:
-    kills = keras.callbacks.LambdaCallback(on_train_batch_end=strike)
-    callbacks += [kills, helpers.break_off(0, 80)]
+    callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=strike))
 data = strategy.distribute_datasets_from_function(numbers)
 model.fit(data, epochs=EPOCHS, verbose=0, shuffle=False, callbacks=callbacks)
 times = -BATCH * model.trainable_variables[0].numpy()  # a batch's gradient is the mean
