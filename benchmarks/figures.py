@@ -22,6 +22,7 @@ import accuracy_tables
 import cluster_throughput
 import fit_throughput
 import growth
+import own_loops
 import runs
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
@@ -134,6 +135,13 @@ def models() -> str:
     return "\n\n".join([runs.heading(record), *tables])
 
 
+def loops() -> str:
+    """All contenders of `own_loops.py`."""
+    record = published("own_loops")
+    tables = [f"{group['title']}:\n\n{own_loops.table(group)}" for group in record["groups"]]
+    return "\n\n".join([runs.heading(record), *tables])
+
+
 def how_costs_grow() -> str:
     """All groups of `growth.py`."""
     record = published("growth")
@@ -173,6 +181,7 @@ BLOCKS = {
     "processes": processes,
     "models": models,
     "growth": how_costs_grow,
+    "own loops": loops,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import time
+import zlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -29,6 +30,9 @@ TESTS_PER_COLLECTION = 8
 # run of pytest that a test starts does not inherit it: a part of that passed over would count.
 UNTIL = "TF_DSGD_TESTS_UNTIL"
 PASSED_OVER = "passed over: the time for tests was gone"
+# `2/3`: of the slow tests that need not run alone the second third. `.ci/run` runs one, another one
+# in each run. What a test starts does not inherit it either.
+SHARE = "TF_DSGD_TESTS_SHARE"
 _tests_run = itertools.count(1)
 _without_gpu = []
 CPU_SECONDS = pytest.StashKey()
@@ -71,6 +75,9 @@ def pytest_collection_modifyitems(config, items):
 
         if not tf.config.list_physical_devices("GPU"):
             _without_gpu.extend(_deselect(config, items, "gpu"))
+    share = os.environ.pop(SHARE, "")
+    if share:
+        config.hook.pytest_deselected(items=take_share(items, share))
     config.stash[UNTIL_HERE] = until = float(os.environ.pop(UNTIL, "inf"))
     if until < float("inf"):
         begin_elsewhere(items, until)
@@ -88,6 +95,24 @@ def first_of(tests, until):
     """Where a run begins that has until then; runs of a few seconds later begin far from there."""
     golden = 0.5 * (5**0.5 - 1)
     return int(tests * (int(until) * golden % 1.0))
+
+
+def take_share(items, share):
+    """Takes the slow tests of other shares out of `items`, and returns them.
+
+    By a test's name, so that each share has rows of each product, and all together have all.
+    """
+    number, _, shares = share.partition("/")
+    if not (number.isdecimal() and shares.isdecimal() and 1 <= int(number) <= int(shares)):
+        raise pytest.UsageError(f"{SHARE}={share}: such as 2/3, the second of three")
+
+    def is_others(item):
+        divided = item.get_closest_marker("slow") and not item.get_closest_marker("alone")
+        return divided and zlib.crc32(item.nodeid.encode()) % int(shares) + 1 != int(number)
+
+    others = [item for item in items if is_others(item)]
+    items[:] = [item for item in items if not is_others(item)]
+    return others
 
 
 def _deselect(config, items, mark):

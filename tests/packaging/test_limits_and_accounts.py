@@ -52,3 +52,26 @@ def test_accounts_prints_where_the_time_goes(tmp_path):
     (pair,) = json.loads(written.read_text())["kinds"]["threads"]
     ((turn,),) = pair["turns"].values()
     assert {outcome["steps"] for outcome in turn.values()} == {2 * 1280 // 64}
+
+
+@pytest.mark.slow
+def test_own_loops_print_a_table_beside_ours(tmp_path):
+    written = tmp_path / "results.json"
+    output = run_benchmark(
+        "own_loops.py",
+        *("--only", "^own loop.*periods of (20$|1,)|^Downpour, periods of 20$"),
+        *("--repetitions", "1", "--seconds", "0.5", "--epochs", "1", "--examples", "2560"),
+        *("--json", str(written)),
+    )
+    assert "| mini-batches/s | of TensorFlow alone | of the own loop |" in output
+    threads, processes = json.loads(written.read_text())["groups"]
+    for group, roles in ((threads, {"chief"}), (processes, {"chief", "ps", "workers"})):
+        loops = [name for name in group["results"] if name.startswith("own loop")]
+        assert loops and "Downpour, periods of 20" in group["results"]
+        for name in loops:
+            (outcome,) = group["results"][name]
+            assert set(outcome["cpu_seconds"]) == roles
+            assert outcome["steps"] % 20 == 0 and outcome["steps"] > 0
+            assert 0.5 < outcome["loss"] < 5.0  # ten classes by chance: 2.3
+        (ours,) = group["results"]["Downpour, periods of 20"]
+        assert ours["steps"] == 2560 // 64

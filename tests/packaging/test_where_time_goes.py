@@ -120,17 +120,66 @@ def test_the_tests_of_a_file_keep_their_order(apart):
     assert len(firsts) > 3
 
 
-def test_a_run_that_a_test_starts_does_not_begin_elsewhere(tmp_path):
+def made_items(number):
+    """Tests of a file, of which some are slow, and some of these run alone."""
+
+    def item(n):
+        tiers = ("fast",) if n % 3 == 0 else ("slow", "alone") if n % 7 == 0 else ("slow",)
+        return SimpleNamespace(
+            nodeid=f"tests/test_some.py::test_it[{n}]",
+            get_closest_marker=lambda name: name if name in tiers else None,
+            is_divided=tiers == ("slow",),
+        )
+
+    return [item(n) for n in range(number)]
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 5])
+def test_shares_together_have_each_slow_test_once(shares):
+    everything = made_items(2000)
+    ran = []
+    for number in range(1, shares + 1):
+        items = list(everything)
+        others = conftest.take_share(items, f"{number}/{shares}")
+        assert sorted(items + others, key=everything.index) == everything
+        assert all(item.is_divided for item in others)
+        mine = [item for item in items if item.is_divided]
+        whole = sum(item.is_divided for item in everything)
+        assert abs(len(mine) - whole / shares) < 0.1 * whole
+        assert mine == sorted(mine, key=everything.index)
+        ran += mine
+    assert sorted(ran, key=everything.index) == [item for item in everything if item.is_divided]
+
+
+@pytest.mark.parametrize("share", ["0/3", "4/3", "3", "a/b", "1/0", "-1/3", "1/3/5"])
+def test_a_share_that_is_none_says_so(share):
+    with pytest.raises(pytest.UsageError, match=r"such as 2/3"):
+        conftest.take_share(made_items(3), share)
+
+
+def test_the_slow_tier_of_a_run_is_a_share():
+    """`.ci/run` takes one in turn, or the one that it is given."""
+    run = (ROOT / ".ci/run").read_text()
+    assert f"share=${{{conftest.SHARE}:-" in run
+    assert f"{conftest.SHARE}=$share " in run
+
+
+def test_a_run_that_a_test_starts_is_whole_and_begins_at_the_beginning(tmp_path):
     inner = tmp_path / "test_inner.py"
     inner.write_text(
         "import os\nfrom tests import conftest\n\n\n"
-        "def test_it():\n    assert conftest.UNTIL not in os.environ\n"
+        "def test_it():\n    assert not {conftest.UNTIL, conftest.SHARE} & os.environ.keys()\n"
     )
     for options in ([], ["-n", "1"]):
         run = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", *options, str(inner)],
             cwd=ROOT,
-            env=os.environ | {conftest.UNTIL: str(time.time() + 1000.0), "PYTEST_ADDOPTS": ""},
+            env=os.environ
+            | {
+                conftest.UNTIL: str(time.time() + 1000.0),
+                conftest.SHARE: "1/2",
+                "PYTEST_ADDOPTS": "",
+            },
             capture_output=True,
             text=True,
             check=False,
