@@ -1,4 +1,4 @@
-"""The module that touches private TensorFlow or Keras names (with `_tf_remote` and `_tf_server`).
+"""What touches private TensorFlow or Keras names, with the other modules named `_tf_...`.
 
 Each name says why it is needed and in which versions it was seen to work
 (TensorFlow 2.21.0, Keras 3.15.1). Everything else in the package uses public API.

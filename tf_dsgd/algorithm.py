@@ -11,8 +11,7 @@ its functions.
 
 A gradient is a `tf.Tensor` or, for embeddings, a `tf.IndexedSlices`. All lists are in one order.
 
-An algorithm without shards has a `PeerRule` in place of the server rule. Said here, and run by no
-engine yet: a weight on several shards by rows (`Shard.rows`).
+An algorithm without shards has a `PeerRule` in place of the server rule.
 """
 
 from __future__ import annotations

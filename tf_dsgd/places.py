@@ -67,10 +67,11 @@ class Worker(Place, Protocol):
 class Shard(Place, Protocol):
     """What a rule sees of a shard, inside its lock."""
 
-    def rows(self, index: int) -> tuple[int, int]:
-        """Of the whole weight: the first row that `weights[index]` has, and how many.
+    def rows(self, index: int) -> range:
+        """Which rows of the whole weight `weights[index]` has: its row k is row `rows(index)[k]`.
 
-        The indices in a message to a part of a weight count from that first row.
+        All, but of a table that is split by rows, where every n-th is on one of n shards. The
+        indices in a message are those of `weights[index]`.
         """
 
     def is_trained(self, index: int) -> bool:

@@ -6,11 +6,11 @@ import tensorflow as tf
 
 
 class Place:
-    """Eager memory; with `first`, a shard whose weights begin at that row of the whole ones."""
+    """Eager memory; of a shard the weights may be every `step`-th row of whole ones."""
 
-    def __init__(self, values, first=0):
+    def __init__(self, values, first=0, step=1):
         self.weights = [tf.Variable(value) for value in values]
-        self._first = first
+        self._first, self._step = first, step
         self._cells = {}
         self.said = {}
 
@@ -31,4 +31,5 @@ class Place:
         return True
 
     def rows(self, index):
-        return self._first, self.weights[index].shape[0]
+        count = self.weights[index].shape[0]
+        return range(self._first, self._first + self._step * count, self._step)

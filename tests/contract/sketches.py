@@ -133,8 +133,8 @@ class ByRow(algorithm.ServerRule):
 
     def receive(self, shard, message):
         for i, (weight, gradient) in enumerate(zip(shard.weights, message.tensors, strict=True)):
-            first, _ = shard.rows(i)
-            r = tf.cast(first + gradient.indices, weight.dtype)
+            rows = shard.rows(i)
+            r = tf.cast(rows.start + rows.step * gradient.indices, weight.dtype)
             values = gradient.values / (1.0 + r)[:, None]
             weight.scatter_sub(tf.IndexedSlices(values, gradient.indices))
         return True

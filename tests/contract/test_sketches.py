@@ -13,7 +13,10 @@ import tf_dsgd
 from tests.contract import sketches
 from tests.contract.clockwork import Twin
 from tests.contract.linear import BATCH, FEATURES, data, gradient, split
+from tf_dsgd import algorithm
+from tf_dsgd.algorithms.downpour import AccrueGradient, Periods
 from tf_dsgd.strategies.base import DistributedStrategy
+from tf_dsgd.strategies.rows.splitting import Patterns
 
 
 def fit(strategy, optimizer, x, y, start):
@@ -195,3 +198,25 @@ def test_float16_loss_scaling_at_a_period_of_4():
     assert float(model.optimizer.dynamic_scale.numpy()) == twin.scale
     assert int(model.optimizer.iterations) == twin.applied
     np.testing.assert_allclose(weights, twin.w, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_rule_that_knows_its_rows_on_a_table_that_is_split(num_shards):
+    """w_r -= g_r / (1 + r): each row's count in the mini-batch, in the mean over it."""
+    simulated = tf_dsgd.SimulatedCluster(1, num_shards=num_shards, seed=0)
+    rules = AccrueGradient(rate=0.0), Periods(), sketches.ByRow()
+    strategy = DistributedStrategy(simulated, algorithm.Algorithm(*rules))
+    strategy.placement.split = Patterns({"table/.*": tf_dsgd.Rows()})
+    with strategy.scope():
+        inputs = keras.Input((1,), dtype="int32")
+        rows = keras.layers.Embedding(10, 2, name="table")(inputs)
+        model = keras.Model(inputs, keras.layers.Flatten()(rows))
+        model.compile(keras.optimizers.SGD(1.0), lambda _, y: keras.ops.sum(y, axis=-1))
+    (before,) = model.get_weights()
+    ids = np.array([[0], [3], [3], [7], [8], [3], [9], [0]])
+    model.fit(ids, np.zeros((8, 2)), batch_size=8, verbose=0)
+    (after,) = model.get_weights()
+    count = np.bincount(ids[:, 0], minlength=10)
+    expected = before - (count / 8 / (1 + np.arange(10)))[:, None]
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+    assert strategy.steps == 1

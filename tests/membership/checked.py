@@ -30,16 +30,20 @@ class Checked:
             assert task.clock - slowest <= self.rule.bound + 1, self.standing()
 
     def check_at_rest(self):
-        expected = Counter(range(self.granted))
-        for shard in self.shards:
-            lost = expected - shard.counts
+        expected = Counter(range(self.since, self.granted))
+        for shard, before in zip(self.shards, self.counted_before, strict=True):
+            counted = shard.counts - before
+            lost = expected - counted
             assert not lost, f"lost: {sorted(lost)}; {self.standing()}"
-            assert shard.counts == expected
+            assert counted == expected
             assert shard.messages == self.shards[0].messages, "another message on another shard"
         assert not any(task.leases for task in self.tasks)
         assert not self.scheduler.orphans
-        assert self.scheduler.handed_out == self.granted
-        assert self.scheduler.messages_sent() == self.shards[0].applied, self.standing()
+        assert self.scheduler.handed_out == self.granted + self.handed_out_before
+        sent = self.scheduler.messages_sent()
+        for shard, surplus in zip(self.shards, self.surplus, strict=True):
+            more = [applied - mine for applied, mine in zip(shard.applied, sent, strict=True)]
+            assert more == surplus, self.standing()
 
     def standing(self):
         tasks = "; ".join(

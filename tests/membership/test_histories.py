@@ -5,7 +5,11 @@ the same mini-batches on all of them, no lease stays open when somebody can run 
 for what never comes (`world`). A seeded driver makes hundreds of thousands of transitions; a
 thousand histories are hypothesis's own, which makes one that fails small.
 
-That the histories find bugs is shown by ten schedulers, each wrong in one place. Each is found:
+Training also ends by errors, wherever it stands, and goes on from checkpoints, in the same cluster
+or, as after the loss of a shard or of the chief, in another.
+
+That the histories find bugs is shown by thirteen schedulers, each wrong in one place, all of them
+found:
 
     CountsWhatWasRefused   takes the answer of a straggler whose message another sent for its own
     GivesBackTooMuch       gives a lost worker's mini-batches to others though a shard has them
@@ -17,8 +21,12 @@ That the histories find bugs is shown by ten schedulers, each wrong in one place
     CountsAllOfACall       takes all messages of a call for counted where the first ones are
     RunsOneOfACall         has a backup task compute the first message of a call for all of them
     WaitsForOne            leaves an epoch's short round to one worker, also where that one is lost
+    KeepsOrphans           has orphans of a training that an error ended completed in the next
+    NumbersOn              goes on numbering messages where it was, and not where the checkpoint was
+    ForgetsTheWarmStart    takes a warm start for over that, by the checkpoint, is not
 
-BoundByIdle was in the engine that this scheduler took the place of.
+BoundByIdle was in the engine that this scheduler took the place of, ForgetsTheWarmStart in this
+one.
 """
 
 import collections
@@ -39,7 +47,8 @@ SECONDS = 170.0
 
 def test_random_histories():
     """Of 25 transitions on average before the first drain, from seeds that name them."""
-    made, in_a_row, seen, began = 0, 0, collections.Counter(), time.monotonic()
+    made, in_a_row, broken_off, restored = 0, 0, 0, 0
+    seen, began = collections.Counter(), time.monotonic()
     for seed in range(1 << 30):
         world = World(seed)
         try:
@@ -49,6 +58,8 @@ def test_random_histories():
             raise
         made += world.transitions
         in_a_row += world.in_a_row
+        broken_off += world.broken_off
+        restored += world.restored
         seen.update(world.seen)
         if made >= TRANSITIONS:
             break
@@ -57,6 +68,7 @@ def test_random_histories():
     assert {*LeaseState, *TaskState} - seen.keys() == passed
     assert min(seen.values()) > 100, seen
     assert in_a_row > 1000
+    assert min(broken_off, restored) > 100
 
 
 @pytest.mark.slow
@@ -64,6 +76,12 @@ def test_random_histories():
 @hypothesis.given(st.randoms(use_true_random=False), st.integers(5, 60))
 def test_histories_that_are_made_small(random, transitions):
     World(random).run(transitions)
+
+
+def test_histories_with_backup_tasks_on_several_shards():
+    """What the rarest of mistakes needs, and the scheduler has not made."""
+    for seed in range(2000):
+        World(seed, shares=True).run(SHORT)
 
 
 class CountsWhatWasRefused(Scheduler):
@@ -135,6 +153,26 @@ class RunsOneOfACall(Scheduler):
         return super().messages_of(lease)[:1]
 
 
+class KeepsOrphans(Scheduler):
+    def clear(self, numbers):
+        orphans, self.orphans = self.orphans, []
+        super().clear(numbers)
+        self.orphans = orphans
+
+
+class NumbersOn(Scheduler):
+    def restored(self, numbers, numbered, handed_out):
+        numbers = [max(task.number, n) for task, n in zip(self.tasks, numbers, strict=True)]
+        super().restored(numbers, numbered, handed_out)
+
+
+class ForgetsTheWarmStart(Scheduler):
+    def restored(self, numbers, numbered, handed_out):
+        may_join_later = self._may_join_later
+        super().restored(numbers, numbered, handed_out)
+        self._may_join_later = may_join_later
+
+
 class WaitsForOne(Scheduler):
     def round_steps(self, task):
         waits = self.hurried and self.hastened not in (None, task)
@@ -154,6 +192,9 @@ class WaitsForOne(Scheduler):
         CountsAllOfACall,
         RunsOneOfACall,
         WaitsForOne,
+        KeepsOrphans,
+        NumbersOn,
+        ForgetsTheWarmStart,
     ],
 )
 def test_the_histories_find(wrong):

@@ -5,13 +5,14 @@ few numbers and the mini-batches that it has counted; a worker is what it has ac
 numbers; a thread of the chief is a generator that stops wherever another may run. The histories do
 what happens to clusters: workers are killed, stopped and started again, messages come to some
 shards only, or late, workers are lost by their own thread or by the main one, and join while others
-complete their leases.
+complete their leases; an error ends training, and it goes on from a checkpoint.
 """
 
 import random
 from collections import Counter, deque
 
 from tests.membership.checked import Checked
+from tests.membership.endings import Endings
 from tests.membership.parts import Gone, Pipelines, Process, Queue, Rule, Shard
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.work import What
@@ -20,7 +21,7 @@ from tf_dsgd.membership.task import Task, TaskState
 TIMEOUT = 6.0
 
 
-class World(Checked):
+class World(Checked, Endings):
     """One cluster, and a history.
 
     Args:
@@ -72,6 +73,10 @@ class World(Checked):
         """How often a call had several rounds."""
         self.begun = 0
         """How often a worker began after it had waited, or come."""
+        self.broken_off = self.restored = 0
+        """How often an error ended training, and it went on from a checkpoint."""
+        self.count_from_here()
+        self.save()
         self.seen = Counter()
         """How often each state of leases and tasks was entered, by name."""
 
@@ -91,9 +96,10 @@ class World(Checked):
             self.begin_epoch(self.random.randint(1, 60 if several else 12))
             if self.random.random() < 0.5:
                 self.await_begun()
+            breaks = self.random.random() < 0.1
             while self.transitions < until:
                 self.step()
-            self.drain()
+            self.end(breaks)
 
     def begin_epoch(self, batches):
         first = self.granted

@@ -11,9 +11,12 @@ WAITING = {
     *("wait", "wait_for", "join", "result", "select", "sleep", "acquire"),
     *("recv", "create_connection"),
 }
+# With their modules, as others of that name wait for nothing; of `get` those of queues.
+FUNCTIONS = {"subprocess.run", "os.read"}
 # Calls of these names that wait for nothing.
 OTHERS = re.compile(
     r"shlex\.join|os\.pathsep\.join|df\.select|os\.path\.join|\bjoin\(f?['\"]|^f?['\"].*\.join\("
+    r"|^(self|accrued|_applied|(Barrier)?TaskContext)\.get\("
 )
 
 
@@ -27,13 +30,22 @@ def waits(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             text = ast.unparse(node)
             bytes_or_text = isinstance(node.func.value, (ast.Constant, ast.JoinedStr))
-            if node.func.attr in WAITING and not bytes_or_text and not OTHERS.search(text):
+            names = WAITING | {"collect"} if "spark" in path.parts else WAITING
+            waits = node.func.attr in names and not bytes_or_text and not OTHERS.search(text)
+            if waits or ast.unparse(node.func) in FUNCTIONS or is_of_a_queue(node):
                 found.append((".".join(stack), text))
         for child in ast.iter_child_nodes(node):
             visit(child, stack)
 
     visit(ast.parse(path.read_text(encoding="utf-8")), [])
     return found
+
+
+def is_of_a_queue(call):
+    """Whether it is a `get()` or `get(timeout=...)`; a mapping's has a key."""
+    named = {keyword.arg for keyword in call.keywords}
+    is_one = call.func.attr == "get" and not call.args and named <= {"timeout", "block"}
+    return is_one and not OTHERS.search(ast.unparse(call))
 
 
 def in_the_code():

@@ -158,7 +158,7 @@ def test_a_share_that_is_none_says_so(share):
 
 
 def test_the_slow_tier_of_a_run_is_a_share():
-    """`.ci/run` takes one in turn, or the one that it is given."""
+    """`.ci/run` takes one by the commit, or the one that it is given."""
     run = (ROOT / ".ci/run").read_text()
     assert f"share=${{{conftest.SHARE}:-" in run
     assert f"{conftest.SHARE}=$share " in run

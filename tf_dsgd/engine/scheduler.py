@@ -491,10 +491,9 @@ class Scheduler:
             if task.owes is not None:
                 task.owes.number = task.number
         self.handed_out = handed_out
+        self._may_join_later = True  # as before the end of a warm start
         self.rest()
 
     def messages_sent(self) -> list[int]:
         """Messages that each worker has sent under numbers of its own."""
-        return [
-            task.number - self.unused[task.index] + (task.sent is not None) for task in self.tasks
-        ]
+        return [t.number - self.unused[t.index] + (t.sent is not None) for t in self.tasks]

@@ -127,8 +127,9 @@ class ShardView:
     def is_copied(self, index: int) -> bool:
         return bool(self._mine[index].copied)
 
-    def rows(self, index: int) -> tuple[int, int]:
-        return 0, self._mine[index].shape[0]
+    def rows(self, index: int) -> range:
+        weight = self._mine[index]
+        return range(weight.shape[0]) if weight.copied else weight.rows
 
     def is_trained(self, index: int) -> bool:
         return self._mine[index].trainable

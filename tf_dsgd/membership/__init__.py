@@ -2,5 +2,5 @@
 
 Pure Python: no TensorFlow, no thread, no clock. Time is passed in, and whoever has threads holds
 one lock; verdicts on who is alive, which come from any thread, have their own. The chief of a
-cluster and the simulator drive the same objects.
+cluster and the simulator drive the same tasks and leases.
 """

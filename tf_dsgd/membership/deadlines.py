@@ -1,7 +1,9 @@
 """Every deadline by which it is decided who is alive, and how long anybody waits.
 
-`worker_timeout_seconds` is the user's: how long a task may say nothing until it counts as lost. All
-else is here. docs/cluster.md has the table: what is noticed, by what, within how many seconds.
+Of a cluster with a chief. `worker_timeout_seconds` is the user's: how long a task may say nothing
+until it counts as lost. docs/cluster.md has the table: what is noticed, by what, within how many
+seconds. What equal processes (`spmd`), Spark's tasks and the launcher wait for is theirs to say;
+docs/waits.md has all.
 """
 
 from __future__ import annotations

@@ -83,6 +83,11 @@ class Part:
         self.template = NoCopy(primary, self.name)
         self._unique_id = _tf.unique_id(primary)
 
+    @property
+    def rows(self) -> range:
+        """Of the table's rows, those that it has."""
+        return range(self.shard, self.table.shape[0], len(self.table.parts))
+
     def on_workers(self) -> Part:
         """Itself, for workers have no copy; `template` is what rules see of one."""
         return self

@@ -1,0 +1,284 @@
+"""The aims of speed, what was reached of them, and what a loop written by hand reaches.
+
+`figures.py` writes the table from the runs that are committed (`published/*.json`): of
+`own_loops.py`, `cluster_throughput.py`, `fit_throughput.py`, `epoch_cost.py`, `first_fit.py` and
+`growth.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Sequence
+
+import cluster_throughput
+import first_fit
+import fit_throughput
+import growth
+import limits
+import own_loops
+import runs
+
+Values = Sequence[float]
+
+
+def published(name: str) -> dict:
+    """What a benchmark wrote."""
+    return json.loads((runs.HERE / f"published/{name}.json").read_text())
+
+
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """One of the aims.
+
+    Attributes:
+        words: what is measured, of what.
+        aim: the ratio, or what `unit` says, that was to be reached.
+        measured: what was, a value for each repetition.
+        loop: the same of a loop written by hand, where there is one.
+        most: whether the aim is not to be exceeded.
+        unit: of the aim.
+    """
+
+    words: str
+    aim: float
+    measured: Callable[[], Values]
+    loop: Callable[[], Values] | None = None
+    most: bool = False
+    unit: str = ""
+
+    def reached(self) -> bool:
+        """By the median."""
+        middle = round(statistics.median(self.measured()), 2)
+        return middle <= self.aim if self.most else middle >= self.aim
+
+    def row(self) -> list[str]:
+        digits = 0 if self.unit else 2
+        by_hand = "" if self.loop is None else runs.spread(list(self.loop()), digits)
+        return [
+            self.words,
+            f"{'at most' if self.most else 'at least'} {self.aim:g}{self.unit}",
+            runs.spread(list(self.measured()), digits) + self.unit,
+            by_hand,
+            "yes" if self.reached() else "**no**",
+        ]
+
+
+def in_group(name: str, index: int, one: str, *others: str) -> Callable[[], Values]:
+    """Of a published file's group, one's speed beside the better of the others."""
+
+    def measured() -> Values:
+        results = published(name)["groups"][index]["results"]
+        best = [
+            max(run["steps_per_second"] for run in each)
+            for each in zip(*(results[other] for other in others), strict=True)
+        ]
+        return [run["steps_per_second"] / b for run, b in zip(results[one], best, strict=True)]
+
+    return measured
+
+
+def in_loops(group: str, one: str, *others: str) -> Callable[[], Values]:
+    return in_group("own_loops", list(own_loops.GROUPS).index(group), one, *others)
+
+
+def epoch(kind: str) -> Callable[[], Values]:
+    """Milliseconds of all processes beyond plain Keras's epoch and an epoch's own exchange."""
+
+    def of(turns: Sequence[dict]) -> list[float]:
+        roles = [role for role in ("chief", "ps", "workers") if role in turns[0]]
+        return [sum(turn[role] for role in roles) for turn in turns]
+
+    def measured() -> Values:
+        found = {each["kind"]: of(each["turns"]) for each in published("epoch_cost")["results"]}
+        plain = statistics.median(found["plain"])
+        exchange = [0.0] if kind == "threads" else exchange_ms()
+        return [each - plain - statistics.median(exchange) for each in found[kind]]
+
+    return measured
+
+
+def exchange_ms() -> list[float]:
+    """Milliseconds of all processes that an exchange takes: periods of 1 beside those of 20."""
+    results = published("cluster_throughput")["groups"][0]["results"]
+
+    def of(name: str) -> list[float]:
+        return [1e3 * sum(run["cpu_seconds"].values()) / run["steps"] for run in results[name]]
+
+    pairs = zip(of(cluster_throughput.EVERY_STEP), of(cluster_throughput.EVERY_20), strict=True)
+    return [(every - seldom) * 20 / 19 for every, seldom in pairs]
+
+
+def first(until: str, kind: str) -> Callable[[], Values]:
+    """Seconds until then, in plain Keras's."""
+
+    def measured() -> Values:
+        results = published("first_fit")["results"]
+        pairs = zip(results[kind], results["plain"], strict=True)
+        return [one[until]["seconds"] / plain[until]["seconds"] for one, plain in pairs]
+
+    return measured
+
+
+def grown(group: str, size: str, period: str) -> Callable[[], Values]:
+    """The chief's processor time for a mini-batch, in that of the smallest."""
+
+    def measured() -> Values:
+        (results,) = [g["results"] for g in published("growth")["groups"] if g["name"] == group]
+        pairs = zip(
+            growth.chief(results, size, period),
+            growth.chief(results, next(iter(results)), period),
+            strict=True,
+        )
+        return [one / least for one, least in pairs]
+
+    return measured
+
+
+def moved(name: str) -> Callable[[], Values]:
+    """The speed of an exchange beside a bare one; of the sizes that are the slowest."""
+
+    def measured() -> Values:
+        (results,) = [g["results"] for g in published("growth")["groups"] if g["name"] == "weights"]
+        return min(
+            (growth.beside_bare(results, size, name) for size in results), key=statistics.median
+        )
+
+    return measured
+
+
+def model(index: int) -> Callable[[], Values]:
+    """The slowest of ours without XLA, beside plain `fit` at its best setting."""
+    record = published("models")["groups"][index]
+    results = record["results"]
+    ours = [
+        name
+        for name in results
+        if name.startswith(("Downpour", "averaging")) and "jit_compile" not in name
+    ]
+    plain = [name for name in results if name.startswith(fit_throughput.PLAIN)]
+    measured = [in_group("models", index, name, *plain) for name in ours]
+    return min(measured, key=lambda each: statistics.median(each()))
+
+
+def processes() -> list[Aim]:
+    ours, read = "Downpour, periods of 20", "workers read files"
+    group, own = "processes", own_loops
+    far = limits.PROCESSES
+    found = [
+        Aim(
+            f"processes, periods of 20{words}, of two bare processes",
+            0.75,
+            in_loops(group, f"{ours}{name}", far),
+            in_loops(group, loop, far),
+        )
+        for words, name, loop in (
+            ("", "", own.OWN_ARRAYS_20),
+            (", epochs of 2,000", ", epochs of 2,000", own.OWN_ARRAYS_20),
+            (", files", f", {read}", own.OWN_FILES_20),
+            (", files, epochs of 2,000", f", {read}, epochs of 2,000", own.OWN_FILES_20),
+        )
+    ]
+    torch = cluster_throughput.AVERAGING
+    for words, name, loop in (
+        ("", "", own.OWN_ARRAYS_20),
+        (", files", f", {read}", own.OWN_FILES_20),
+    ):
+        found.append(
+            Aim(
+                f"the same{words}, beside PyTorch's averaging",
+                1.0,
+                in_loops(group, f"{ours}{name}", torch),
+                in_loops(group, loop, torch),
+            )
+        )
+    servers = (cluster_throughput.PSS_1, cluster_throughput.PSS_20)
+    peers = "cluster_throughput"
+    found.append(
+        Aim(
+            "the same, beside `ParameterServerStrategy` at its best",
+            6.0,
+            in_group(peers, 0, cluster_throughput.EXECUTION_20, *servers),
+        )
+    )
+    found += [
+        Aim(
+            "processes, periods of 1, of the bare exchange",
+            0.85,
+            in_group(peers, 0, cluster_throughput.EVERY_STEP, limits.EXCHANGE_1),
+            in_loops(group, own.OWN_ARRAYS_1, limits.EXCHANGE_1),
+        ),
+        Aim(
+            "the same, `steps_per_execution=20`, files",
+            0.85,
+            in_group(peers, 0, cluster_throughput.PIPELINES_1, limits.EXCHANGE_1_CALL_20),
+            in_loops(group, own.OWN_FILES_1, limits.EXCHANGE_1_CALL_20),
+        ),
+        Aim(
+            "processes, periods of 1, beside `ParameterServerStrategy` at its better setting",
+            1.0,
+            in_group(peers, 0, cluster_throughput.EVERY_STEP, *servers),
+        ),
+    ]
+    return found
+
+
+def threads() -> list[Aim]:
+    ours = "Downpour, periods of"
+    own = own_loops
+    return [
+        Aim(
+            "threads, periods of 20, of two bare threads",
+            0.85,
+            in_loops("threads", f"{ours} 20", limits.THREADS),
+            in_loops("threads", own.OWN_THREADS_20, limits.THREADS),
+        ),
+        Aim(
+            "threads, periods of 20, beside plain `fit` at its best",
+            1.5,
+            in_loops("threads", f"{ours} 20", own.PLAIN_20),
+            in_loops("threads", own.OWN_THREADS_20, own.PLAIN_20),
+        ),
+        Aim(
+            "threads, periods of 1, of the bare loop with locked pushes",
+            0.85,
+            in_loops("threads", f"{ours} 1", limits.PUSHES_1),
+            in_loops("threads", own.OWN_THREADS_1, limits.PUSHES_1),
+        ),
+    ]
+
+
+def others() -> list[Aim]:
+    found = [
+        Aim(f"an epoch's own cost, {kind}", 15.0, epoch(kind), most=True, unit=" ms")
+        for kind in ("threads", "arrays", "files")
+    ]
+    for kind in ("downpour", "softsync", "averaging", "elastic"):
+        by_hand = kind in ("averaging", "elastic")
+        for until, words, aim in (
+            ("first batch", "to the first mini-batch", 1.1),
+            ("fit", "the first `fit`", 1.2),
+        ):
+            loop = first(until, first_fit.LOOP) if by_hand else None
+            found.append(
+                Aim(f"{words}, {kind}, in plain Keras's", aim, first(until, kind), loop, most=True)
+            )
+    sizes = (("workers", "16"), ("workers", "64"), ("variables", "40"), ("variables", "300"))
+    for (what, size), period in itertools.product(sizes, ("1", "20")):
+        words = f"the chief's time with {size} {what}, periods of {period}, in that with the fewest"
+        found.append(Aim(words, 1.2, grown(what, size, period), most=True))
+    for name in growth.BESIDE:
+        words = f"a {name} of 1 to 100 MB, of a bare one, at the slowest size"
+        found.append(Aim(words, 0.6, moved(name)))
+    for index, name in enumerate(("a CNN", "an LSTM", "a transformer's block")):
+        words = f"{name}, the slowest of ours without XLA, beside plain `fit` at its best"
+        found.append(Aim(words, 0.95, model(index)))
+    return found
+
+
+def table() -> str:
+    """All aims."""
+    rows = [aim.row() for aim in (*processes(), *threads(), *others())]
+    return runs.table(["what", "aim", "measured", "a loop by hand", "reached"], rows)
