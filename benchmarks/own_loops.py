@@ -79,8 +79,10 @@ def processes(options: argparse.Namespace) -> Group:
     def loop(**spec) -> Contender:
         return own("processes", options.seconds, **spec)
 
-    peers = {}
-    if options.torch_python:
+    peers, reason = {}, cluster_throughput.missing(options.torch_python, "torch")
+    if reason:
+        print(f"Left out: {cluster_throughput.AVERAGING}: {reason} (--torch_python).", flush=True)
+    else:
         spec = {"kind": "averaging", "period": 20, **size}
         peer = Contender(spec, python=options.torch_python)
         peers = {cluster_throughput.AVERAGING: (peer, *far)}
