@@ -26,7 +26,7 @@ Values = Sequence[float]
 
 def published(name: str) -> dict:
     """What a benchmark wrote."""
-    return json.loads((runs.HERE / f"published/{name}.json").read_text())
+    return dict(json.loads((runs.HERE / f"published/{name}.json").read_text()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,6 +100,13 @@ def row(result: dict) -> list[str]:
     ]
 
 
+def table(results: list[dict]) -> str:
+    """By kind."""
+    roles = [f"of the {role}" for role in processor_time.ROLES]
+    heads = ["an epoch's", "ms by the clock", "ms of processors", *roles]
+    return runs.table(heads, [row(result) for result in results])
+
+
 def main() -> None:
     if sys.argv[1:] and sys.argv[1] in KINDS:
         print(json.dumps(contender(sys.argv[1], int(sys.argv[2]))), flush=True)
@@ -117,10 +124,7 @@ def main() -> None:
         command = [sys.executable, *launch, __file__, kind, str(options.turns)]
         results.append(runs.run_process(command, TIMEOUT_SECONDS))
         runs.write_json(options.json, {**runs.provenance(), "results": results})
-    print(runs.heading(runs.provenance()) + "\n")
-    roles = [f"of the {role}" for role in processor_time.ROLES]
-    heads = ["an epoch's", "ms by the clock", "ms of processors", *roles]
-    print(runs.table(heads, [row(result) for result in results]))
+    print(f"{runs.heading(runs.provenance())}\n\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ import sys
 from pathlib import Path
 
 import accuracy_tables
+import aims
 import cluster_throughput
+import epoch_cost
+import first_fit
 import fit_throughput
 import growth
 import own_loops
@@ -142,6 +145,18 @@ def loops() -> str:
     return "\n\n".join([runs.heading(record), *tables])
 
 
+def first_fits() -> str:
+    """All contenders of `first_fit.py`."""
+    record = published("first_fit")
+    return f"{runs.heading(record)}\n\n{first_fit.table(record['results'])}"
+
+
+def epochs() -> str:
+    """All kinds of `epoch_cost.py`."""
+    record = published("epoch_cost")
+    return f"{runs.heading(record)}\n\n{epoch_cost.table(record['results'])}"
+
+
 def how_costs_grow() -> str:
     """All groups of `growth.py`."""
     record = published("growth")
@@ -182,6 +197,9 @@ BLOCKS = {
     "models": models,
     "growth": how_costs_grow,
     "own loops": loops,
+    "aims": aims.table,
+    "first fit": first_fits,
+    "epoch cost": epochs,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,

@@ -152,6 +152,24 @@ def contender(kind: str, layers: int) -> dict:
     }
 
 
+def table(found: dict[str, list[dict]]) -> str:
+    """By contender; beside plain Keras where that was run."""
+    rows = []
+    for kind, outcomes in found.items():
+        row = [kind]
+        for until in ("first batch", "fit"):
+            for unit in NAMES:
+                values = [run[until][unit] for run in outcomes]
+                plain = [run[until][unit] for run in found.get("plain", [])]
+                row.append(runs.spread(values, 1))
+                ratios = [a / b for a, b in zip(values, plain, strict=False)]
+                row.append(runs.spread(ratios, 2) if ratios else "")
+        rows.append(row)
+    heads = ["", "s to the first batch", "in plain's", "of processors", "in plain's"]
+    heads += ["s of the first fit", "in plain's", "of processors", "in plain's"]
+    return runs.table(heads, rows)
+
+
 def main() -> None:
     if sys.argv[1:] and sys.argv[1] in CONTENDERS:
         kind, layers = sys.argv[1], int(sys.argv[2])
@@ -172,21 +190,7 @@ def main() -> None:
             command = [sys.executable, __file__, kind, str(options.layers)]
             found[kind].append(runs.run_process(command, TIMEOUT_SECONDS))
             runs.write_json(options.json, {**runs.provenance(), "results": found})
-    rows = []
-    for kind in kinds:
-        row = [kind]
-        for until in ("first batch", "fit"):
-            for unit in ("seconds", "processor seconds"):
-                values = [run[until][unit] for run in found[kind]]
-                plain = [run[until][unit] for run in found.get("plain", [])]
-                row.append(runs.spread(values, 1))
-                ratios = [a / b for a, b in zip(values, plain, strict=False)]
-                row.append(runs.spread(ratios, 2) if ratios else "")
-        rows.append(row)
-    print(runs.heading(runs.provenance()) + "\n")
-    heads = ["", "s to the first batch", "in plain's", "of processors", "in plain's"]
-    heads += ["s of the first fit", "in plain's", "of processors", "in plain's"]
-    print(runs.table(heads, rows))
+    print(f"{runs.heading(runs.provenance())}\n\n{table(found)}")
 
 
 if __name__ == "__main__":
