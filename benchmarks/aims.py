@@ -207,13 +207,17 @@ def processes() -> list[Aim]:
         Aim(
             "processes, periods of 1, of the bare exchange",
             0.85,
-            in_group(peers, 0, cluster_throughput.EVERY_STEP, limits.EXCHANGE_1),
+            in_loops(group, "Downpour, periods of 1", limits.EXCHANGE_1),
             in_loops(group, own.OWN_ARRAYS_1, limits.EXCHANGE_1),
         ),
         Aim(
             "the same, `steps_per_execution=20`, files",
             0.85,
-            in_group(peers, 0, cluster_throughput.PIPELINES_1, limits.EXCHANGE_1_CALL_20),
+            in_loops(
+                group,
+                f"Downpour, periods of 1, steps_per_execution=20, {read}",
+                limits.EXCHANGE_1_CALL_20,
+            ),
             in_loops(group, own.OWN_FILES_1, limits.EXCHANGE_1_CALL_20),
         ),
         Aim(
@@ -256,7 +260,7 @@ def others() -> list[Aim]:
         for kind in ("threads", "arrays", "files")
     ]
     for kind in ("downpour", "softsync", "averaging", "elastic"):
-        by_hand = kind in ("averaging", "elastic")
+        by_hand = kind == "averaging"
         for until, words, aim in (
             ("first batch", "to the first mini-batch", 1.1),
             ("fit", "the first `fit`", 1.2),

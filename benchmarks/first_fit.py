@@ -9,9 +9,10 @@ model has `--layers` dense layers of 8 units, two variables each, and Adam. Cont
 and ratios are to plain Keras in the same repetition, of seconds and of processor seconds.
 
 `plain` is Keras without a strategy, the others are two threads by default settings, `averaging`
-with `average_every=20`. `loop` is averaging written by hand, with nothing of this package: two
-threads with a Keras model each, a function of twenty of Keras's steps, after which the weights and
-what the optimizer keeps are averaged. Its first mini-batch is the first round of either.
+with `average_every=20`. `loop` is written by hand, with nothing of this package: two threads with a
+Keras model each, a function of twenty of Keras's steps, after which a worker goes halfway to what
+both share, and that to it, in weights and in what the optimizer keeps. So it costs what averaging
+costs, and waits for nobody. Its first mini-batch is the first round of either.
 """
 
 import argparse

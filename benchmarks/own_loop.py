@@ -7,7 +7,9 @@ Nothing of this package, and no `fit`. What a training must do, and `bare.py` le
 the model is Keras's, with its metrics; the examples are mixed anew in each epoch, and come from
 arrays of the chief, or from files that workers read. What `fit` and this package do besides is not:
 callbacks, mini-batches handed out one by one, who has which, messages that are numbered and
-counted, workers that may be lost. Prints one line of JSON.
+counted, workers that may be lost, epochs that end. At periods of 1 the shared variables take plain
+SGD's step in one pass of TensorFlow's, under a lock, and are read without one. Prints one line of
+JSON, with the mean loss of worker 0 since it began.
 """
 
 import functools
@@ -180,7 +182,7 @@ def trained(
     pids: processor_time.Pids,
     folder: str,
 ) -> dict:
-    """Trains for a while, a worker on each device; gives also what they lost at the end."""
+    """Trains for a while, a worker on each device."""
     arrays = arrays_of(spec) if spec.data == "arrays" else None
     workers = []
     for m, device in enumerate(devices):

@@ -123,4 +123,7 @@ class Endings:
         numbered = list(self.shards[0].applied)
         self.scheduler.restored(saved["numbers"], numbered, saved["handed_out"])
         self.granted = saved["granted"]
+        assert self.scheduler.handed_out == saved["handed_out"]
+        # On other shards less may have counted, if an error ended training before it was written.
+        assert self.scheduler.messages_sent() == self.shards[0].applied, self.standing()
         self.count_from_here()

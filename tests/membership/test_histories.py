@@ -80,7 +80,7 @@ def test_histories_that_are_made_small(random, transitions):
 
 def test_histories_with_backup_tasks_on_several_shards():
     """What the rarest of mistakes needs, and the scheduler has not made."""
-    for seed in range(2000):
+    for seed in range(5000):
         World(seed, shares=True).run(SHORT)
 
 

@@ -424,6 +424,7 @@ class Scheduler:
             self.source.give_back(parts)
         self.available += count
         self.handed_out -= count
+        self._may_join_later = True
         return Loss(count, orphan)
 
     def admits(self, task: Task) -> bool:

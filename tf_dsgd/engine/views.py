@@ -129,7 +129,8 @@ class ShardView:
 
     def rows(self, index: int) -> range:
         weight = self._mine[index]
-        return range(weight.shape[0]) if weight.copied else weight.rows
+        rows: range | None = getattr(weight, "rows", None)  # of a part of a table
+        return range(weight.shape[0]) if rows is None else rows
 
     def is_trained(self, index: int) -> bool:
         return self._mine[index].trainable
