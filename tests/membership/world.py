@@ -28,8 +28,7 @@ class World(Checked, Endings):
         seed: of the history; or what makes its choices.
         scheduler: the class to test; a wrong one in tests of this harness.
         shares: whether there are always backup tasks, several workers and several shards, which
-            is what the rarest of mistakes needs.
-    """
+            is what the rarest of mistakes needs."""
 
     def __init__(self, seed, scheduler=Scheduler, *, shares=False):
         self.random = choose = random.Random(seed) if isinstance(seed, int) else seed
@@ -185,6 +184,7 @@ class World(Checked, Endings):
                 self.scheduler.gone_again(task)
             else:
                 self.scheduler.joins(task)
+                task.several_from *= self.random.random() < 0.5
                 self.start_threads()
             self.wake()
         elif task.state is TaskState.REFUSED:

@@ -20,7 +20,9 @@ from tf_dsgd.membership.task import Task
 ROUNDS = 4
 MOST_OPERATIONS = 1000
 # As many mini-batches were handed out before workers are told of several rounds at once: each
-# worker takes seconds to prepare a function of several, and saves a few milliseconds a round.
+# worker takes seconds to prepare a function of several, and saves a few milliseconds a round. One
+# that came back sends as many messages first: for each that prepares it, TensorFlow leaves some MB
+# in the chief's and the shards' processes for good.
 PAYS_AFTER = 1000
 
 
@@ -112,8 +114,9 @@ def messages(scheduler: Scheduler, task: Task) -> int:
 
 
 def _may_make(task: Task, several: int) -> bool:
-    """Whether it is known to be quick."""
-    return task.clock > 0 and task.took * several <= ROW_SECONDS
+    """Whether it is known to be quick, and to stay."""
+    is_quick = task.clock > 0 and task.took * several <= ROW_SECONDS
+    return is_quick and task.number >= task.several_from
 
 
 def until(scheduler: Scheduler) -> float | None:

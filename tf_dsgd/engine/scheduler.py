@@ -439,6 +439,7 @@ class Scheduler:
         """A worker is there again, with variables of its own."""
         task.become(TaskState.IDLE)
         self._away.remove(task.index)
+        task.several_from = task.number + in_a_row.PAYS_AFTER
         task.fetch_next = True
         task.clock = max(task.clock, self.slowest(but=task))
 
@@ -451,10 +452,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is left that a drain waits for.
-
-        Not one who was overtaken and still computes.
-        """
+        """Whether anything is left that a drain waits for: not who was overtaken and computes."""
         return bool(self.available or self.orphans) or any(
             task.leases
             or task.running is not None

@@ -58,6 +58,8 @@ class Task(Stateful[TaskState]):
         """Counts how often it was lost: shards take messages of the latest one alone."""
         self.number = 0
         """Of its last message that is known to count, or will never come."""
+        self.several_from = 0
+        """The number of its messages from which on a call to it may have several rounds."""
         self.step = 0
         """Mini-batches done since the last drain."""
         self.clock = 0
