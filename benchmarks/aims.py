@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import cluster_throughput
+import epoch_cost
 import first_fit
 import fit_throughput
 import growth
@@ -71,11 +72,7 @@ def in_group(name: str, index: int, one: str, *others: str) -> Callable[[], Valu
 
     def measured() -> Values:
         results = published(name)["groups"][index]["results"]
-        best = [
-            max(run["steps_per_second"] for run in each)
-            for each in zip(*(results[other] for other in others), strict=True)
-        ]
-        return [run["steps_per_second"] / b for run, b in zip(results[one], best, strict=True)]
+        return runs.beside(results, one, runs.better(results, *others))
 
     return measured
 
@@ -87,12 +84,9 @@ def in_loops(group: str, one: str, *others: str) -> Callable[[], Values]:
 def epoch(kind: str) -> Callable[[], Values]:
     """Milliseconds of all processes beyond plain Keras's epoch and an epoch's own exchange."""
 
-    def of(turns: Sequence[dict]) -> list[float]:
-        roles = [role for role in ("chief", "ps", "workers") if role in turns[0]]
-        return [sum(turn[role] for role in roles) for turn in turns]
-
     def measured() -> Values:
-        found = {each["kind"]: of(each["turns"]) for each in published("epoch_cost")["results"]}
+        results = published("epoch_cost")["results"]
+        found = {each["kind"]: epoch_cost.in_all(each["turns"]) for each in results}
         plain = statistics.median(found["plain"])
         exchange = [0.0] if kind == "threads" else exchange_ms()
         return [each - plain - statistics.median(exchange) for each in found[kind]]

@@ -136,25 +136,21 @@ def model_fit(spec: Spec, strategy) -> dict:
 
 def from_files(strategy, x, y, batch_size: int, directory: str):
     """The examples as a dataset that each worker reads from a file of its own."""
-    import numpy as np
+    import contenders
     import tensorflow as tf
 
-    records = np.concatenate([x, y.astype(np.int64)[:, None].view(np.float32)], axis=1)
+    records = contenders.records_of(x, y)
     for worker in range(strategy.num_workers):
         mine = records[worker :: strategy.num_workers]
         mine.tofile(os.path.join(directory, f"{worker}.bin"))
     sizes = [len(records[w :: strategy.num_workers]) for w in range(strategy.num_workers)]
-
-    def decode(batch):
-        numbers = tf.io.decode_raw(batch, tf.float32)
-        return numbers[:, :-2], tf.bitcast(numbers[:, -2:], tf.int64)
 
     def dataset_fn(context):
         worker = context.input_pipeline_id
         path = os.path.join(directory, f"{worker}.bin")
         dataset = tf.data.FixedLengthRecordDataset(path, 4 * records.shape[1])
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(sizes[worker]))
-        return dataset.shuffle(1024).batch(batch_size).map(decode)
+        return dataset.shuffle(1024).batch(batch_size).map(contenders.decode)
 
     return strategy.distribute_datasets_from_function(dataset_fn)
 

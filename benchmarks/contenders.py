@@ -69,6 +69,17 @@ def make_data(spec: Spec) -> tuple[np.ndarray, np.ndarray]:
     return x, random.integers(0, CLASSES, size=spec.examples)
 
 
+def records_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Examples as rows of float32, for files of records of one length."""
+    return np.concatenate([x, y.astype(np.int64)[:, None].view(np.float32)], axis=1)
+
+
+def decode(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The examples of a mini-batch of such records."""
+    numbers = tf.io.decode_raw(batch, tf.float32)
+    return numbers[:, :-2], tf.bitcast(numbers[:, -2:], tf.int64)
+
+
 @tf.custom_gradient
 def gather_with_dense_gradient(table, ids):
     """`tf.gather` whose gradient is a whole table, as if embeddings knew no sparse gradients."""

@@ -86,16 +86,24 @@ def contender(kind: str, turns: int) -> dict:
     return {"kind": kind, "turns": found}
 
 
+def roles_of(turns: list[dict]) -> list[str]:
+    return [role for role in processor_time.ROLES if role in turns[0]]
+
+
+def in_all(turns: list[dict]) -> list[float]:
+    """Milliseconds of all processes, by turn."""
+    return [sum(turn[role] for role in roles_of(turns)) for turn in turns]
+
+
 def row(result: dict) -> list[str]:
     turns = result["turns"]
-    roles = [role for role in processor_time.ROLES if role in turns[0]]
-    in_all = [sum(turn[role] for role in roles) for turn in turns]
+    roles = roles_of(turns)
     each = [runs.spread([turn[role] for turn in turns], 0) for role in roles]
     each += [""] * (len(processor_time.ROLES) - len(roles))
     return [
         result["kind"],
         runs.spread([turn["clock"] for turn in turns], 0),
-        runs.spread(in_all, 0),
+        runs.spread(in_all(turns), 0),
         *each,
     ]
 

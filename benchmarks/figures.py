@@ -13,7 +13,6 @@ figure there is one of those runs. To publish others, for instance:
 """
 
 import functools
-import json
 import re
 import sys
 from pathlib import Path
@@ -32,6 +31,7 @@ sys.path.insert(0, str(runs.HERE / "reproduce"))
 
 import pages
 import prose
+from aims import published
 
 ROOT = runs.HERE.parent
 FILES = (
@@ -46,20 +46,8 @@ PLAIN = fit_throughput.PLAIN
 PLAIN_20 = f"{PLAIN}, steps_per_execution=20"
 
 
-def published(name: str) -> dict:
-    """What a benchmark wrote."""
-    return json.loads((ROOT / f"benchmarks/published/{name}.json").read_text())
-
-
-def _better(results: dict, *names: str) -> list[float]:
-    """The speed of the fastest of these, by repetition."""
-    speeds = [[outcome["steps_per_second"] for outcome in results[name]] for name in names]
-    return [max(each) for each in zip(*speeds, strict=True)]
-
-
-def _ratio(results: dict, name: str, beside: list[float]) -> str:
-    ours = (outcome["steps_per_second"] for outcome in results[name])
-    return runs.spread([a / b for a, b in zip(ours, beside, strict=True)], 2)
+def _ratio(results: dict, name: str, baseline: list[float]) -> str:
+    return runs.spread(runs.beside(results, name, baseline), 2)
 
 
 def threads_in_short() -> str:
@@ -67,13 +55,13 @@ def threads_in_short() -> str:
     record = published("fit_throughput")
     (group,) = record["groups"]
     results = group["results"]
-    best = _better(results, PLAIN, PLAIN_20)
+    best = runs.better(results, PLAIN, PLAIN_20)
     rows = [
         [
             f"`push_every={period}, fetch_every={period}`",
-            _ratio(results, name, _better(results, PLAIN)),
+            _ratio(results, name, runs.better(results, PLAIN)),
             _ratio(results, name, best),
-            _ratio(results, name, _better(results, group["limits"][name])),
+            _ratio(results, name, runs.better(results, group["limits"][name])),
         ]
         for period in (20, 5, 1)
         for name in [f"Downpour, periods of {period}"]
@@ -87,13 +75,13 @@ def processes_in_short() -> str:
     record = published("cluster_throughput")
     (group,) = record["groups"]
     results = group["results"]
-    servers = _better(results, cluster_throughput.PSS_1, cluster_throughput.PSS_20)
+    servers = runs.better(results, cluster_throughput.PSS_1, cluster_throughput.PSS_20)
     rows = [
         [
             title,
             _ratio(results, name, servers),
-            _ratio(results, name, _better(results, cluster_throughput.AVERAGING)),
-            _ratio(results, name, _better(results, cluster_throughput.LIMIT_OF[name])),
+            _ratio(results, name, runs.better(results, cluster_throughput.AVERAGING)),
+            _ratio(results, name, runs.better(results, cluster_throughput.LIMIT_OF[name])),
         ]
         for title, name in (
             ("periods of 20", cluster_throughput.EVERY_20),
@@ -211,7 +199,7 @@ BLOCKS = {
 def threads_times(name: str) -> str:
     """Mini-batches a second of two threads, beside plain `fit` at its better setting."""
     (group,) = published("fit_throughput")["groups"]
-    return _ratio(group["results"], name, _better(group["results"], PLAIN, PLAIN_20))
+    return _ratio(group["results"], name, runs.better(group["results"], PLAIN, PLAIN_20))
 
 
 def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
@@ -220,8 +208,8 @@ def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
     results = group["results"]
     if inverse:
         (other,) = beside
-        return _ratio(results, other, _better(results, name))
-    return _ratio(results, name, _better(results, *beside))
+        return _ratio(results, other, runs.better(results, name))
+    return _ratio(results, name, runs.better(results, *beside))
 
 
 def accuracy_cost(group: str, name: str = "") -> str:

@@ -63,6 +63,7 @@ def loop(layers: int) -> dict:
     begun = now()
     for model in models:
         model.optimizer.build(model.trainable_variables)
+    # Of the optimizer's the first two are its counter and its rate, which are not averaged.
     averaged = [
         [v.value for v in (*model.trainable_variables, *model.optimizer.variables[2:])]
         for model in models

@@ -26,7 +26,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import bare
 import bare_cluster
 import contenders
-import numpy as np
 import processor_time
 import tensorflow as tf
 
@@ -89,18 +88,12 @@ def arrays_of(spec: Spec) -> Iterator[Any]:
 
 def file_of(spec: Spec, worker: int, folder: str) -> Any:
     """An iterator over a worker's mini-batches, where variables are created."""
-    x, y = contenders.make_data(made(spec))
-    records = np.concatenate([x, y.astype(np.int64)[:, None].view(np.float32)], axis=1)
+    records = contenders.records_of(*contenders.make_data(made(spec)))
     path = os.path.join(folder, f"{worker}.bin")
     records[worker :: spec.workers].tofile(path)
-
-    def decode(batch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        numbers = tf.io.decode_raw(batch, tf.float32)
-        return numbers[:, :-2], tf.bitcast(numbers[:, -2:], tf.int64)
-
     dataset = tf.data.FixedLengthRecordDataset(path, 4 * records.shape[1]).repeat()
     dataset = dataset.shuffle(SHUFFLED).batch(spec.batch_size, drop_remainder=True)
-    return iter(dataset.map(decode))
+    return iter(dataset.map(contenders.decode))
 
 
 class Worker:
@@ -158,7 +151,7 @@ class Worker:
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         self.model.optimizer.apply_gradients(pairs)
 
-    @functools.partial(tf.function, autograph=False)
+    @tf.function(autograph=False)
     def steps(self, *given: tf.Tensor) -> None:
         """Those of one call; `given` are their examples, if the worker reads none itself."""
         first = tf.constant(0)

@@ -115,6 +115,19 @@ def ratios(
     ]
 
 
+def better(results: Mapping[str, Sequence[dict]], *names: str) -> list[float]:
+    """The speed of the fastest of these, by repetition."""
+    speeds = [[outcome["steps_per_second"] for outcome in results[name]] for name in names]
+    return [max(each) for each in zip(*speeds, strict=True)]
+
+
+def beside(
+    results: Mapping[str, Sequence[dict]], name: str, baseline: Sequence[float]
+) -> list[float]:
+    """One's speed beside others', by repetition."""
+    return [a / b for a, b in zip(better(results, name), baseline, strict=True)]
+
+
 def median(outcomes: Sequence[dict], of: str = "steps_per_second") -> float:
     return statistics.median(outcome[of] for outcome in outcomes)
 

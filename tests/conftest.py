@@ -41,6 +41,8 @@ UNTIL_HERE = pytest.StashKey()
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config):
+    if share := os.environ.get(SHARE):
+        share_of(share)  # here, as xdist shows no error of a usage in its workers
     progress.register(config)
 
 
@@ -97,19 +99,25 @@ def first_of(tests, until):
     return int(tests * (int(until) * golden % 1.0))
 
 
+def share_of(share):
+    """Which share, and of how many."""
+    number, _, shares = share.partition("/")
+    if not (number.isdecimal() and shares.isdecimal() and 1 <= int(number) <= int(shares)):
+        raise pytest.UsageError(f"{SHARE}={share}: such as 2/3, the second of three")
+    return int(number), int(shares)
+
+
 def take_share(items, share):
     """Takes the slow tests of other shares out of `items`, and returns them.
 
     By a test's name, so that each share has rows of each product, and all together have all.
     """
-    number, _, shares = share.partition("/")
-    if not (number.isdecimal() and shares.isdecimal() and 1 <= int(number) <= int(shares)):
-        raise pytest.UsageError(f"{SHARE}={share}: such as 2/3, the second of three")
+    number, shares = share_of(share)
 
     def is_others(item):
         divided = item.get_closest_marker("slow") and not item.get_closest_marker("alone")
         divided = divided and "tests/membership/" not in item.nodeid
-        return divided and zlib.crc32(item.nodeid.encode()) % int(shares) + 1 != int(number)
+        return divided and zlib.crc32(item.nodeid.encode()) % shares + 1 != number
 
     others = [item for item in items if is_others(item)]
     items[:] = [item for item in items if not is_others(item)]

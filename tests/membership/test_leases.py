@@ -324,6 +324,21 @@ def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
     assert made.take(made.tasks[1]) == 1  # at first: it is not known how long a message takes
 
 
+def test_a_worker_that_came_back_makes_single_rounds_until_it_is_known_to_stay():
+    made = several()
+    first, second = made.tasks
+    made.lose(first, 1.0)
+    made.fenced(first, [first.number, first.number])
+    assert made.admits(first)
+    made.joins(first)
+    assert made.take(second) == 3
+    for messages, taken in ((1, 1), (in_a_row.PAYS_AFTER, 3)):
+        made.available, first.open, first.fetch_next = 12, None, True
+        first.clock += messages
+        first.number += messages
+        assert made.take(first) == taken
+
+
 def come(made, *times):
     """Mini-batches come at these times, to workers that have nothing to do."""
     woken = []

@@ -184,7 +184,7 @@ class World(Checked, Endings):
                 self.scheduler.gone_again(task)
             else:
                 self.scheduler.joins(task)
-                task.several_from *= self.random.random() < 0.5
+                task.several_from *= self.random.random() < 0.5  # as if it had been there for long
                 self.start_threads()
             self.wake()
         elif task.state is TaskState.REFUSED:

@@ -452,7 +452,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> bool:
-        """Whether anything is left that a drain waits for: not who was overtaken and computes."""
+        """Whether anything is left that a drain waits for: no straggler whose message counts."""
         return bool(self.available or self.orphans) or any(
             task.leases
             or task.running is not None
