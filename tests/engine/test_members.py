@@ -63,6 +63,9 @@ class Connection:
     def name_at(self, address):
         return f"a task at {address}"
 
+    def has_shard(self, address):
+        return address.startswith("ps")
+
     def worker_listens(self, m):
         return self.listening[m]
 
@@ -173,7 +176,8 @@ def test_what_an_error_names_as_lost_is_not_told_of_again(capsys):
     engine.rounds.members.connection.ended_shards = lambda: lost
     with pytest.raises(RuntimeError, match="Lost a task at ps0:1, and the part of the model"):
         members.look()
-    members._condemn(["ps0:1", "w1:1"])
+    members.probes.condemn(["ps0:1", "w0:1"])
+    members.probes.condemn(["w1:1"])
     assert capsys.readouterr().err.splitlines() == [
         "tf_dsgd: a task at w1:1 has not answered for 5 s and counts as lost"
     ]

@@ -100,21 +100,24 @@ def test_one_that_is_gone_again_as_a_strategy_is_made_is_not_there(connection, m
 
 
 def test_pings_of_channels(monkeypatch):
-    """A quarter of the timeout until one is sent; gRPC's numbers are 32 bits long."""
+    """An eighth of the timeout until one is sent, and the rest for its answer.
+
+    gRPC's numbers are 32 bits long.
+    """
     monkeypatch.setenv("TF_GRPC_DEFAULT_OPTIONS", "")  # as it was, when this test has ended
     monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
     channels.configure(8.0)
     told = dict(option.split("=") for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","))
     assert told == {
-        "grpc.keepalive_time_ms": "2000",
-        "grpc.keepalive_timeout_ms": "8000",
-        "grpc.http2.ping_timeout_ms": "8000",
-        "grpc.min_reconnect_backoff_ms": "2000",
+        "grpc.keepalive_time_ms": "1000",
+        "grpc.keepalive_timeout_ms": "7000",
+        "grpc.http2.ping_timeout_ms": "7000",
+        "grpc.min_reconnect_backoff_ms": "1000",
         "grpc.max_reconnect_backoff_ms": "2000",
         "grpc.http2.max_pings_without_data": "1",
     }
     channels.configure(1.0)  # TensorFlow reads it once
-    assert "grpc.keepalive_time_ms=2000," in os.environ["TF_GRPC_DEFAULT_OPTIONS"]
+    assert "grpc.keepalive_time_ms=1000," in os.environ["TF_GRPC_DEFAULT_OPTIONS"]
     monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
     channels.configure(9e8)
     for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","):

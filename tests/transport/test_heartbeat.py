@@ -21,7 +21,7 @@ def test_it_asks_until_nobody_wants_to_know():
 
     def probe():
         asked.append(threading.current_thread())
-        return len(asked) < 3
+        return 0.001 if len(asked) < 3 else None
 
     heartbeat = Heartbeat(probe, 0.001)
     heartbeat.start()
@@ -31,7 +31,7 @@ def test_it_asks_until_nobody_wants_to_know():
 
 
 def test_it_ends_when_told_so():
-    heartbeat = Heartbeat(lambda: True, 1000.0)
+    heartbeat = Heartbeat(lambda: 1000.0, 1000.0)
     heartbeat.start()
     heartbeat.end()
     heartbeat.join(30.0)

@@ -21,15 +21,14 @@ import tensorflow as tf
 from tf_dsgd import _tf_remote
 from tf_dsgd._tf_errors import in_a_line, says_replaced, says_silent, says_untold
 from tf_dsgd.console import say
+from tf_dsgd.engine.probes import Probes
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.state import Store
 from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.task import Task, TaskState
 from tf_dsgd.resuming import advice, shards_lost
 from tf_dsgd.transport import probing
-from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.connection import Connection, UnequalVersions
-from tf_dsgd.transport.heartbeat import Heartbeat
 from tf_dsgd.transport.sockets import close_connections
 
 if TYPE_CHECKING:
@@ -79,21 +78,15 @@ class Members:
         """Held while a worker is fenced: its own thread and the main one may both find it lost."""
         self._unfenced: set[int] = set()
         """Lost workers of which not every shard may know: telling them failed half-way."""
-        self._named: set[str] = set()
-        """Tasks whose loss an error has said, and how to go on: nothing more is said of them."""
         self._standing: tuple[float, Any] = now, None
         """Since when nothing has changed, as far as the main thread has seen, and what it saw."""
-        self._looked = self._called = now
-        self._calling: Aside | None = None
-        """What has tasks answer calls."""
-        self._heartbeat: Heartbeat | None = None
+        self._looked = now
+        self.probes = Probes(connection, timeout_seconds, self.tasks)
 
     def attend(self, engine: ThreadsEngine) -> None:
         """From here on workers take part in training, and are probed."""
         self._engine = engine
-        probe = functools.partial(_probe, weakref.ref(self))
-        self._heartbeat = Heartbeat(probe, deadlines.probe_every(self._timeout))
-        self._heartbeat.start()
+        self.probes.start()
         self.connection.reasons.append(functools.partial(_reason, weakref.ref(self)))
 
     @property
@@ -121,9 +114,7 @@ class Members:
 
     def close(self) -> None:
         """Asks tasks no more."""
-        if self._heartbeat is not None:
-            self._heartbeat.end()
-            self._heartbeat.join(deadlines.PROBE_SECONDS)
+        self.probes.end()
 
     def cut(self) -> None:
         """Ends all calls to tasks: for the end of this process."""
@@ -173,7 +164,7 @@ class Members:
         return None if self._engine is None else self._engine.last_backup
 
     def _shards_lost(self, names: list[str]) -> RuntimeError:
-        self._named.update(names)
+        self.probes.named.update(names)
         return shards_lost(names, self.last_backup)
 
     def _check_shards_go_on(self, task: Task) -> None:
@@ -202,7 +193,7 @@ class Members:
         """After a call failed to a worker: says so if that was as it does not answer."""
         if says_silent(error):
             addresses = self.connection.groups[m].addresses
-            self._condemn(probing.not_answering(addresses, deadlines.GLANCE_SECONDS))
+            self.probes.condemn(probing.not_answering(addresses, deadlines.GLANCE_SECONDS))
 
     def is_gone(self, m: int, incarnation: int) -> bool:
         """After a call failed that touches several workers: whether this one was lost by that."""
@@ -274,47 +265,6 @@ class Members:
         )
 
     # -- who answers ------------------------------------------------------------------------
-
-    def probe(self) -> None:
-        """Asks all tasks whether they are there, and ends calls to those that have been silent.
-
-        Whatever waits for a silent task ends with an error, by which it counts as lost. Those that
-        answer have to answer TensorFlow's calls, too. In a thread of its own.
-        """
-        connection, asked = self.connection, time.monotonic()
-        addresses = set(connection.addresses())
-        unheard = probing.not_answering(addresses, deadlines.probe_every(self._timeout))
-        self._have_answer(addresses - unheard)
-        suspects = connection.liveness.probed(asked, time.monotonic(), addresses - unheard, unheard)
-        # Some may have come back while others were asked.
-        silent = probing.not_answering(suspects & unheard, deadlines.PROBE_SECONDS)
-        silent |= suspects - unheard
-        self._condemn(silent)
-        # TensorFlow waits for one that is lost, too, as it leaves.
-        for address in connection.with_partners(silent):
-            close_connections(address)
-
-    def _condemn(self, addresses: Any) -> None:
-        """They count as silent, whoever uses them."""
-        groups = self.connection.groups
-        lost = {a for t in self.tasks if not t.is_present for a in groups[t.index].addresses}
-        for address in sorted(self.connection.liveness.condemn(addresses) - lost):
-            name = self.connection.name_at(address)
-            if name not in self._named:
-                say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
-
-    def _have_answer(self, answering: set[str]) -> None:
-        """Has tasks answer calls now and then."""
-        now = time.monotonic()
-        if self._calling is not None:
-            if not self._calling.wait(0.0):
-                return
-            calling, self._calling = self._calling, None
-            calling.result()
-        if now - self._called > deadlines.CALL_EVERY_SECONDS:
-            self._called = now
-            call = functools.partial(self.connection.ask, answering)
-            self._calling = Aside(call, "tf_dsgd has tasks answer")
 
     def hasten(self, seconds: float) -> None:
         """Ends calls of workers that wait for a task with shards; nothing goes on without it."""
@@ -484,15 +434,6 @@ class Members:
                 self.assemble()
         with self.explained():
             yield
-
-
-def _probe(members: weakref.ref[Members]) -> bool:
-    """Probes, if anybody wants to know."""
-    found = members()
-    if found is None:
-        return False
-    found.probe()
-    return True
 
 
 def _reason(members: weakref.ref[Members], error: tf.errors.OpError) -> RuntimeError | None:

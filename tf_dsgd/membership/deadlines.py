@@ -29,8 +29,8 @@ CUT_SECONDS = 0.5
 
 # -- who answers ----------------------------------------------------------------------------
 
-PING_SECONDS = 5.0
-"""Between two rounds of probes of all tasks, at most; a quarter of the user's timeout if less."""
+PING_SECONDS = 2.0
+"""Between two rounds of probes of all tasks, at most; an eighth of the user's timeout if less."""
 CALL_EVERY_SECONDS = 20.0
 """How often each task has to answer a call: servers take gRPC's pings for an attack that come
 without an answer of their own between them."""
@@ -73,9 +73,29 @@ MESSAGE_SECONDS = 5.0
 
 def probe_every(timeout_seconds: float) -> float:
     """Seconds between two rounds of probes."""
-    return min(PING_SECONDS, timeout_seconds / 4)
+    return min(PING_SECONDS, timeout_seconds / 8)
 
 
-def noticed_within(timeout_seconds: float) -> float:
-    """Within how many seconds a task that is stopped counts as lost."""
-    return timeout_seconds + 2 * probe_every(timeout_seconds)
+def ping(timeout_seconds: float) -> tuple[float, float]:
+    """After how many seconds without an answer gRPC pings, and how long it waits for that."""
+    return timeout_seconds / 8, 7 * timeout_seconds / 8
+
+
+def last_question(timeout_seconds: float) -> float:
+    """How long a task that has been silent for almost too long is asked for the last time."""
+    return min(PROBE_SECONDS, timeout_seconds / 8)
+
+
+def glance(timeout_seconds: float) -> float:
+    """How long one is asked before that, at least."""
+    return min(GLANCE_SECONDS, timeout_seconds / 8)
+
+
+def suspected_after(timeout_seconds: float) -> float:
+    """After how many seconds of silence that is.
+
+    The last question, and the probe before it, end within the user's timeout.
+    """
+    return (
+        timeout_seconds - last_question(timeout_seconds) - min(GLANCE_SECONDS, timeout_seconds / 8)
+    )

@@ -10,6 +10,7 @@ A verdict is read from any thread: it is replaced whole.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Set
 
@@ -27,8 +28,10 @@ class Liveness:
         self._timeout = timeout_seconds
         self._writing = threading.Lock()  # verdicts come from several threads
         self._silent: frozenset[str] = frozenset()
+        self._heard: dict[str, float] = {}
+        """When each was last asked what it answered; or for the first time."""
         self._unheard: dict[str, float] = {}
-        """Since when each has not answered probes."""
+        """Of those that did not answer the last probe."""
         self._unresponsive: frozenset[str] = frozenset()
         """Those that are there, and do not answer calls."""
         self._call: tuple[str, float] | None = None
@@ -54,15 +57,26 @@ class Liveness:
             answered: who answered.
             unheard: who did not.
         """
-        self._unheard = {a: self._unheard.get(a, asked) for a in unheard}
+        self._heard.update(dict.fromkeys(answered, asked))
+        self._unheard = {a: self._heard.setdefault(a, asked) for a in unheard}
         # At the address of one that ended may be another next.
         self._unresponsive = self._unresponsive & answered | self._overdue(now)
         answers = answered - self._unresponsive
         with self._writing:
             self._silent = self._silent - answers
-        return {a for a, since in self._unheard.items() if now - since >= self._timeout} | set(
-            self._unresponsive
-        )
+        most = deadlines.suspected_after(self._timeout)
+        late = {a for a, since in self._unheard.items() if now - since >= most}
+        return late | self._unresponsive
+
+    def suspects_in(self, now: float) -> float:
+        """Seconds until the next of those that do not answer will have been silent for too long.
+
+        Those that are condemned do not count.
+        """
+        waited = [since for a, since in self._unheard.items() if a not in self._silent]
+        if not waited:
+            return math.inf
+        return max(0.0, min(waited) + deadlines.suspected_after(self._timeout) - now)
 
     def condemn(self, addresses: Iterable[str]) -> set[str]:
         """They do not answer; gives those of which that is news."""

@@ -255,17 +255,17 @@ class DeepDist:
         with self._mutex:
             self._counts["empty"] += rows.getNumPartitions() - len(sent)
 
-    def _look(self) -> bool:
+    def _look(self) -> float | None:
         """Says once if a `descent` waits for Spark, maybe for a job that gets no slot."""
         found = self._descends
         if found is None:
-            return True
+            return _LOOK_SECONDS
         thread, began = found
         seconds = time.monotonic() - began
         waits = seconds > _LOOK_SECONDS and waits_for_spark(thread) and self._descends is found
         if waits:
             say(_NO_SLOT.format(seconds=seconds))
-        return not waits
+        return None if waits else _LOOK_SECONDS
 
     def _names(self) -> list[str] | None:
         return None if isinstance(self.model, keras.Model) else sorted(self.model)

@@ -23,19 +23,17 @@ _MOST_MS = (1 << 31) - 1
 
 
 def configure(timeout_seconds: float) -> None:
-    """Has calls to a task that does not answer end with an error `timeout_seconds` later.
-
-    Or up to a half more. Not before: that it is silent may have been said by then.
+    """Has calls to a task that does not answer end with an error within `timeout_seconds`.
 
     For channels that are made from now on, and none was: TensorFlow reads this once. Leaves it to
     the user where the environment variable TF_GRPC_DEFAULT_OPTIONS is set.
     """
-    quarter = timeout_seconds / 4
+    after, answer = deadlines.ping(timeout_seconds)
     options = {
-        "grpc.keepalive_time_ms": quarter,
-        "grpc.keepalive_timeout_ms": timeout_seconds,
-        "grpc.http2.ping_timeout_ms": timeout_seconds,  # of pings that measure how fast data come
-        "grpc.min_reconnect_backoff_ms": min(max(quarter, 1.0), deadlines.CONNECT_SECONDS),
+        "grpc.keepalive_time_ms": after,
+        "grpc.keepalive_timeout_ms": answer,
+        "grpc.http2.ping_timeout_ms": answer,  # of pings that measure how fast data come
+        "grpc.min_reconnect_backoff_ms": min(max(after, 1.0), deadlines.CONNECT_SECONDS),
         "grpc.max_reconnect_backoff_ms": deadlines.CONNECT_SECONDS,
     }
     told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]

@@ -157,6 +157,10 @@ class Connection:
         """The worker or ps at an address, in words."""
         return self.tasks.name_at(address)
 
+    def has_shard(self, address: str) -> bool:
+        """Whether the task there holds a part of the model."""
+        return any(self.tasks.jobs[job][index] == address for job, index in self.tasks.of_shards)
+
     def silent_shards(self) -> list[str]:
         """The tasks with shards, in words, that cannot be reached."""
         return self._shards_where(lambda address: not self._listens(address))

@@ -17,11 +17,12 @@ class Heartbeat(threading.Thread):
     """Calls something again and again.
 
     Args:
-        probe: asks the tasks; gives False when nobody wants to know any more.
-        seconds: between two calls.
+        probe: asks the tasks; gives the seconds until the next call, or None when nobody wants to
+            know any more.
+        seconds: until the first call.
     """
 
-    def __init__(self, probe: Callable[[], bool], seconds: float):
+    def __init__(self, probe: Callable[[], float | None], seconds: float):
         super().__init__(name="tf_dsgd asks tasks", daemon=True)
         self._probe = probe
         self._seconds = seconds
@@ -33,6 +34,6 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Asks until nobody wants to know."""
-        while not self._ended.wait(self._seconds):
-            if not self._probe():
-                return
+        seconds: float | None = self._seconds
+        while seconds is not None and not self._ended.wait(seconds):
+            seconds = self._probe()
