@@ -43,8 +43,7 @@ FLOODS = [
     "I0000 00:00:1795557380.173596   14054 cpu_feature_guard.cc:227] This TensorFlow binary is "
     "optimized to use available CPU instructions in performance-critical operations.\n"
     "To enable the following instructions: AVX2 AVX512F FMA, in other operations, rebuild.\n",
-    "W0000 00:00:1795590808.468325   18272 op_kernel.cc:1858] OP_REQUIRES failed at "
-    "collective_ops.cc:212 : UNAVAILABLE: Collective ops is aborted by: recvmsg: reset by peer\n"
+    "I0000 00:00:1795590808.468325   18272 worker.cc:212] RecvTensor cancelled for 7218439923\n"
     "Additional GRPC error information from remote target /job:worker/replica:0/task:1:\n"
     "The error could be from a previous operation. Restart your program to reset.\n",
     f"W0000 00:00:1795620729.844355   21105 op_kernel.cc:1845] UNKNOWN: {OF_PYTHON}",

@@ -46,6 +46,9 @@ _SILENT = ("ping timeout", "timed out before receiving SETTINGS frame")
 # active exception types: ORIGINAL UnavailableError REPLACED BY KeyboardInterrupt".
 _INTERRUPTED = "REPLACED BY KeyboardInterrupt"
 
+# A run that a server takes for one that it has had: `tf_dsgd.spmd.sessions` says why.
+_TWICE = "request was received twice"
+
 # `tf.distribute` says it of a variable of one strategy that meets the scope of another, or of none.
 _OTHER_STRATEGY = "Mixing different tf.distribute.Strategy objects"
 
@@ -116,10 +119,6 @@ _FLOODS = (
     # An error ends a step on every server that has a part in it; the chief says the error.
     "Local rendezvous (?:is aborting with status|recv item cancelled)",
     "RecvTensor cancelled for",
-    # An equal process is lost; the others name it.
-    "Aborting Ring(?:Gather|Reduce) with",
-    "BaseCollectiveExecutor::StartAbort",
-    r"OP_REQUIRES failed at collective_ops\.cc",
     # XLA cannot compile a step, which the error says in a line, too; a stack of calls comes after.
     r"OP_REQUIRES failed at xla_ops\.cc",
     # An error of several causes is longer than what gRPC sends; the chief says it.
@@ -284,6 +283,11 @@ def says_untold(error: BaseException, function: str | None = None) -> bool:
 def says_silent(error: BaseException) -> bool:
     """Whether gRPC closed the connection to a task that did not answer, or makes none to one."""
     return _says_one_of(error, _SILENT)
+
+
+def says_received_twice(error: BaseException) -> bool:
+    """Whether a server refused a run, or a tensor's request, as one that it has had."""
+    return _TWICE in str(error)
 
 
 def says_interrupted(error: BaseException) -> bool:

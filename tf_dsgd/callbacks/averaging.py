@@ -88,7 +88,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
     so. Give each process its own, as in `set_random_seed(7 + averaging.worker_index)`: the first
     weights are worker 0's anyway.
 
-    A lost worker ends training: the others raise a ConnectionError that names it, at once if its
+    A lost worker ends training: the others raise a ConnectionError that names it, soon if its
     process ended, else a TimeoutError after `timeout_seconds`. No process waits for ever, and none
     goes on alone. Start all again, with `keras.callbacks.BackupAndRestore` after this callback in
     the list: its folder may be worker 0's own or one that all share.

@@ -1,21 +1,19 @@
 """Equal processes that know each other by TF_CONFIG: meeting, and copying the first one's arrays.
 
-The collectives are TensorFlow's own (`CollectiveGather`, `CollectiveBcast*`), in a small graph that
-a `tf.compat.v1.Session` runs on a `tf.distribute.Server` of this process.
-`tf.distribute.MultiWorkerMirroredStrategy` has the same ones, but must be made before anything else
-of TensorFlow, and moves all devices of the process to a cluster. A server and a session of their
-own can be made at any time, and the training beside them stays as it is.
+Each puts messages into the others' queues, and reads variables on their servers, in graphs of
+`tf_dsgd.spmd.sessions`, which says why each of them can run twice.
 
 Sums and means are in `tf_dsgd.spmd.exchange`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,20 +21,22 @@ import tensorflow as tf
 
 from tf_dsgd import _tf_errors, resuming
 from tf_dsgd.console import before_training, end_scripts_in_a_line
+from tf_dsgd.spmd.sessions import Answer, Cell, MainThreadCalls, Sessions, messages_of
 from tf_dsgd.transport import cluster_spec, listening, probing
 
-_GROUP_KEY = 1  # all processes are one group
 _CHUNK_BYTES = 8 << 20  # larger tensors are copied in parts, side by side: up to twice as fast
 _PROBE_SECONDS = 2.0
 _ENDING_SECONDS = 5.0
-_GRACE_SECONDS = 10.0  # beyond TensorFlow's own limit of time
+_GRACE_SECONDS = 10.0  # beyond the limit of time that TensorFlow keeps by itself
+THIS_PROCESS = -1
+_REFUSALS = 10  # of one run in a row, each of which has a chance of 1 / 43,000
 
 
 class Group:
     """The processes of TF_CONFIG, as this one sees them.
 
     Every method is collective: all processes call the same ones in the same order, with arrays of
-    the same shapes. `meet` is what finds out whether they do, since it always has the same shape.
+    the same shapes. `meet` is what finds out whether they do.
 
     Args:
         cluster: the tasks: workers, and perhaps a chief, which is then the first.
@@ -54,25 +54,71 @@ class Group:
         self.names = [cluster.name(*member) for member in members]
         self.size = len(members)
         self.rank = members.index((str(cluster.task_type), cluster.task_index))
+        self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.cluster = cluster
         self._members = members
-        self._session: _Sessions | None = None
+        self._session: Sessions | None = None
         self._programs: dict[Any, Program] = {}
-        self._keys = 0
+        self._meetings = 0
+        self._own_mark = int.from_bytes(os.urandom(7), "big")
+        self._marks: dict[int, int] = {}
+        """By rank: a random number of the process that was heard first."""
+        self._threads: dict[int, MainThreadCalls] = {}
         self.made: dict[Any, Any] = {}
         """What is kept as long as the group, such as `tf_dsgd.spmd.exchange.Exchange`s."""
         self._lost: Exception | None = None
 
     def meet(self, *numbers: int) -> np.ndarray:
         """Everybody's numbers, an int64 array [processes, numbers], in the processes' order."""
+        rows = [np.array(numbers, np.int64)] * self.size
         if self.size == 1:
-            return np.array([numbers], np.int64)
-        mine = np.array([self.rank, *numbers], np.int64)  # gathered in an order of TensorFlow's
-        program = self.program(("gather", len(mine)), lambda: self._gather(len(mine)))
-        fed, gathered = program.wires
-        rows = program.run(gathered, {fed: mine})
-        rows = rows.reshape(self.size, len(mine))
-        return rows[np.argsort(rows[:, 0])][:, 1:]
+            return np.stack(rows)
+        with self.unbroken():
+            deadline = time.monotonic() + self.timeout_seconds
+            self._meetings += 1
+            message = np.array([self._own_mark, self._meetings, *numbers], np.int64)
+            told = {rank: self._tell(rank, message) for rank in self.others}
+            for rank, running in told.items():
+                running.result(functools.partial(self._look, [rank]))
+            hear = self.program("hear", self._hearing)
+            for rank in self.others:
+                look = functools.partial(self._look, self.others[self.others.index(rank) :])
+                met = None
+                while met != self._meetings:  # else it is an earlier message, again
+                    running = hear.begin(hear.wires[rank], {}, deadline)
+                    mark, met, *row = running.result(look)
+                    if mark != self._marks.setdefault(rank, mark) or met > self._meetings:
+                        self._fail(RuntimeError(self._elsewhere(rank)))
+                if len(row) != len(numbers):
+                    self._fail(RuntimeError(self._elsewhere(rank)))
+                rows[rank] = np.array(row, np.int64)
+        return np.stack(rows)
+
+    def agree(self, number: int) -> None:
+        """A meeting of those who do the same, with a number that says what.
+
+        Raises:
+            RuntimeError: if another one does something else.
+        """
+        for rank, (theirs,) in enumerate(self.meet(number)):
+            if theirs != number:
+                self._fail(RuntimeError(self._elsewhere(rank)))
+
+    @contextlib.contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """Within, something is done together; who leaves it by an error cannot go on with others.
+
+        Not even after a Ctrl-C: they would take what comes next for what was left out.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._lost is None:
+                self._lost = RuntimeError(
+                    f"{self._me.capitalize()} left what all do together, by "
+                    f"{type(error).__name__}, and cannot go on. Start all processes again."
+                )
+            raise
 
     def texts(self, text: str) -> list[str]:
         """Everybody's text."""
@@ -94,10 +140,17 @@ class Group:
         words = data.view(np.int64)
         parts = _parts(len(words), 8)
         sizes = [stop - start for start, stop in parts]
-        program = self.program(("broadcast", len(words)), lambda: self._broadcast(sizes))
-        fed, copied = program.wires
-        feeds = {each: words[start:stop] for each, (start, stop) in zip(fed, parts, strict=False)}
-        received = np.concatenate(program.run(copied, feeds)).view(np.uint8)
+        at = 0 if self.rank == 0 else None
+        program = self.program(("copy", len(words)), lambda: self._copying(sizes), at)
+        fed, given, taken, freed = program.wires
+        if self.rank == 0:
+            slices = (words[start:stop] for start, stop in parts)
+            program.run(given, dict(zip(fed, slices, strict=True)))
+        self.agree(len(words))
+        received = data if self.rank == 0 else np.concatenate(program.run(taken, {})).view(np.uint8)
+        self.agree(len(words))
+        if self.rank == 0:
+            program.run(freed, {})
         return [
             received[end - array.nbytes : end].view(array.dtype).reshape(array.shape)
             for array, end in zip(mine, ends, strict=True)
@@ -105,43 +158,50 @@ class Group:
 
     # -- for what is built on it --------------------------------------------------------------
 
-    def program(self, key: Any, build: Callable[[], Any], *, alone: bool = True) -> Program:
+    def program(self, key: Any, build: Callable[[], Any], at: int | None = THIS_PROCESS) -> Program:
         """A graph that is built once.
 
         Args:
             key: equal keys are for equal graphs.
-            build: adds operations to the open graph, on this process's device, and returns them. If
-                it takes keys, all processes must build their graphs in the same order.
-            alone: whether no operation is on another process's device.
+            build: adds operations to the open graph and returns them; what they must be able to
+                bear is in `tf_dsgd.spmd.sessions`.
+            at: on whose server it runs; None if it is this process's, and reads from others'.
         """
         if self._lost is not None:
             raise self._lost
-        key = (key, self.timeout_seconds)
+        at = self.rank if at == THIS_PROCESS else at
+        key = (key, at)
         if key not in self._programs:
-            self._programs[key] = Program(self, build, alone)
+            self._programs[key] = Program(self, build, at)
         return self._programs[key]
 
-    def next_key(self) -> int:
-        """A number that no collective operation has yet, equal in all processes."""
-        self._keys += 1
-        return self._keys
+    def member(self, rank: int) -> tuple[str, int]:
+        """A process's job and number."""
+        return self._members[rank]
 
     def device(self, rank: int) -> str:
         """A process's processor, as TensorFlow calls it."""
         job, index = self._members[rank]
         return f"/job:{job}/replica:0/task:{index}/device:CPU:0"
 
-    def sessions(self) -> _Sessions:
+    def sessions(self) -> Sessions:
         """The server of this process, once all others have theirs."""
         if self._session is None:
-            self._session = _Sessions(self.cluster)
+            self._session = Sessions(self.cluster)
             self._await_servers()
         return self._session
+
+    def thread(self, at: int | None) -> MainThreadCalls:
+        """Makes the calls of graphs that run there, so that the main thread can be interrupted."""
+        at = self.rank if at is None else at
+        if at not in self._threads:
+            self._threads[at] = MainThreadCalls()
+        return self._threads[at]
 
     def explain(self, error: Exception) -> NoReturn:
         """Raises what went wrong in words, with the names of the processes that do not answer."""
         late = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))
-        silent = self._silent(_PROBE_SECONDS)
+        silent = error.ranks if isinstance(error, _EndedError) else self._silent(_PROBE_SECONDS)
         deadline = time.monotonic() + _ENDING_SECONDS
         while not (silent or late) and time.monotonic() < deadline:
             # A process that ends may have its port for longer than its connections.
@@ -166,35 +226,60 @@ class Group:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _gather(self, size: int) -> tuple[Any, Any]:
-        fed = tf.compat.v1.placeholder(tf.int64, [size])
-        shape = [size * self.size]
-        return fed, tf.raw_ops.CollectiveGather(input=fed, shape=shape, **self._common())
+    def _tell(self, rank: int, message: np.ndarray) -> Running:
+        """Puts a message into the queue on another's server."""
 
-    def _broadcast(self, sizes: Sequence[int]) -> tuple[list[Any], list[Any]]:
-        if self.rank > 0:
-            receive = tf.raw_ops.CollectiveBcastRecv
-            return [], [receive(T=tf.int64, shape=[size], **self._common()) for size in sizes]
-        fed = [tf.compat.v1.placeholder(tf.int64, [size]) for size in sizes]
-        send = tf.raw_ops.CollectiveBcastSend
-        return fed, [send(input=x, shape=x.shape, **self._common()) for x in fed]
+        def build() -> tuple[Any, Any]:
+            fed = tf.compat.v1.placeholder(tf.int64, [None])
+            handle = messages_of(self.rank)
+            return fed, tf.raw_ops.QueueEnqueueV2(handle=handle, components=[fed])
 
-    def _common(self) -> dict[str, Any]:
-        """What all collective operations are told, with a key that all processes know."""
+        program = self.program("tell", build, rank)
+        fed, told = program.wires
+        return program.begin(told, {fed: message})
+
+    def _hearing(self) -> dict[int, Any]:
+        hear = tf.raw_ops.QueueDequeueV2
         return {
-            "group_size": self.size,
-            "group_key": _GROUP_KEY,
-            "instance_key": self.next_key(),
-            "timeout_seconds": float(self.timeout_seconds),
+            rank: hear(handle=messages_of(rank), component_types=[tf.int64])[0]
+            for rank in self.others
         }
+
+    def _copying(self, sizes: Sequence[int]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """What is fed, what the first process gives, what the others take, and what frees it."""
+        cells = [
+            Cell(self.device(0), f"copied/{sum(sizes)}/{k}", tf.int64, size)
+            for k, size in enumerate(sizes)
+        ]
+        if self.rank > 0:
+            return [], [], [cell.read() for cell in cells], []
+        fed = [tf.compat.v1.placeholder(tf.int64, [size]) for size in sizes]
+        given = [cell.assign(x) for cell, x in zip(cells, fed, strict=True)]
+        return fed, given, [], [cell.free() for cell in cells]
 
     def _address(self, rank: int) -> str:
         job, index = self._members[rank]
         return self.cluster.jobs[job][index]
 
+    def _elsewhere(self, rank: int) -> str:
+        return (
+            f"{self.names[rank]} is at another place of its program than {self._me}, or one of "
+            "them was started again while the other went on. Start all processes together, with "
+            "one script."
+        )
+
+    def _look(self, awaited: Iterable[int]) -> None:
+        """Raises if one has ended whose message is awaited: nothing else would tell."""
+        ended = [
+            rank
+            for rank in awaited
+            if rank != self.rank and probing.refuses(self._address(rank), _PROBE_SECONDS)
+        ]
+        if ended:
+            raise _EndedError(ended)
+
     def _silent(self, seconds: float) -> list[int]:
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        return [rank for rank in others if not probing.reachable(self._address(rank), seconds)]
+        return [rank for rank in self.others if not probing.reachable(self._address(rank), seconds)]
 
     def _await_servers(self) -> None:
         deadline = time.monotonic() + self.timeout_seconds
@@ -223,7 +308,7 @@ class Group:
 
     def _late(self) -> str:
         """Who did not come, though its port is open."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        others = self.others
         silent = probing.not_answering(map(self._address, others), _PROBE_SECONDS)
         stopped = [self.names[rank] for rank in others if self._address(rank) in silent]
         if stopped:
@@ -248,13 +333,13 @@ class Program:
         wires: what `build` returned.
     """
 
-    def __init__(self, group: Group, build: Callable[[], Any], alone: bool):
-        self._group = group
+    def __init__(self, group: Group, build: Callable[[], Any], at: int | None):
+        self._group, self._at = group, at
         sessions = group.sessions()
         graph = tf.Graph()
-        with graph.as_default(), tf.device(group.device(group.rank)):
+        with graph.as_default(), tf.device(group.device(group.rank if at is None else at)):
             self.wires = build()
-        self._session = sessions.open(graph, alone)
+        self._session = sessions.open(graph, None if at is None else group.member(at))
 
     def run(self, fetches: Any, feeds: dict[Any, np.ndarray]) -> Any:
         """Runs it, as long as the group may wait. Ctrl-C ends the wait.
@@ -262,42 +347,59 @@ class Program:
         Raises:
             ConnectionError, TimeoutError: if a process is lost.
         """
-        seconds = self._group.timeout_seconds
-        options = tf.compat.v1.RunOptions(timeout_in_ms=int(1e3 * (seconds + _GRACE_SECONDS)))
-        try:
-            return _call(
-                lambda: self._session.run(fetches, feeds, options), seconds + 2 * _GRACE_SECONDS
-            )
-        except (tf.errors.OpError, TimeoutError) as error:
-            self._group.explain(error)
+        return self.begin(fetches, feeds).result()
+
+    def begin(
+        self, fetches: Any, feeds: dict[Any, np.ndarray], deadline: float | None = None
+    ) -> Running:
+        """Begins to run it, until a time of `time.monotonic`; again, if TensorFlow refuses."""
+        group = self._group
+        deadline = time.monotonic() + group.timeout_seconds if deadline is None else deadline
+        milliseconds = max(1, int(1e3 * (deadline - time.monotonic())))
+        options = tf.compat.v1.RunOptions(timeout_in_ms=milliseconds)
+
+        def run() -> Any:
+            for refusals in itertools.count(1):
+                try:
+                    return self._session.run(fetches, feeds, options)
+                except tf.errors.AbortedError as error:
+                    if not _tf_errors.says_received_twice(error) or refusals == _REFUSALS:
+                        raise
+
+        return Running(group, group.thread(self._at).begin(run), deadline)
 
 
-class _Sessions:
-    """TensorFlow's server of this process, on its address in TF_CONFIG, and sessions on it."""
+class Running:
+    """A run that has begun."""
 
-    def __init__(self, cluster: cluster_spec.Tasks):
-        job, index = str(cluster.task_type), cluster.task_index
-        leader = "chief" if cluster.chief is not None else "worker"
-        self._config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
-        self._config.experimental.collective_group_leader = f"/job:{leader}/replica:0/task:0"
-        # A session would connect to all tasks, at their pace, and ask all for their devices.
-        self._alone = tf.compat.v1.ConfigProto()
-        self._alone.CopyFrom(self._config)
-        self._alone.device_filters.append(f"/job:{job}/task:{index}")
-        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
-        cluster_spec.check_port(cluster)
-        self._server = tf.distribute.Server(
-            cluster.cluster_spec(), job_name=job, task_index=index, config=self._config
-        )
-        listening.keep_to(cluster.own_address)
+    def __init__(self, group: Group, answer: Answer, deadline: float):
+        self._group, self._answer, self._deadline = group, answer, deadline
 
-    def open(self, graph: tf.Graph, alone: bool) -> Any:
-        config = self._alone if alone else self._config
-        return tf.compat.v1.Session(self._server.target, graph=graph, config=config)
+    def result(self, look: Callable[[], None] | None = None) -> Any:
+        """What it gives.
+
+        Args:
+            look: raises an error if it waits for what does not come.
+
+        Raises:
+            ConnectionError, TimeoutError: if a process is lost.
+        """
+        with self._group.unbroken():
+            try:
+                return self._answer.get(self._deadline + _GRACE_SECONDS, look)
+            except (tf.errors.OpError, TimeoutError, _EndedError) as error:
+                self._group.explain(error)
+
+
+class _EndedError(Exception):
+    """Processes have ended."""
+
+    def __init__(self, ranks: list[int]):
+        super().__init__(ranks)
+        self.ranks = ranks
 
 
 _group: Group | None = None
-_work: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] | None = None
 
 
 def group(timeout_seconds: float) -> Group | None:
@@ -329,34 +431,6 @@ def group(timeout_seconds: float) -> Group | None:
         )
     _group.timeout_seconds = timeout_seconds
     return _group
-
-
-def _call(function: Callable[[], Any], seconds: float) -> Any:
-    """Calls it in a thread of its own, so that the main thread can be interrupted as it waits."""
-    global _work
-    if _work is None:
-        _work = queue.SimpleQueue()
-        # Not an executor's, which would be waited for when Python ends.
-        threading.Thread(target=_serve, args=(_work,), daemon=True, name="collectives").start()
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    _work.put((function, done))
-    try:
-        result, error = done.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer of TensorFlow within {seconds:g} s") from None
-    if error is not None:
-        raise error
-    return result
-
-
-def _serve(work: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]]) -> None:
-    while True:
-        function, done = work.get()
-        try:
-            done.put((function(), None))
-        except BaseException as error:
-            done.put((None, error))
-        del function, done
 
 
 def _parts(size: int, itemsize: int) -> list[tuple[int, int]]:

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.spmd.collectives import Group, Program
+from tf_dsgd.spmd.sessions import Cell
 
 How = Literal["mean", "sum", "first"]
 
@@ -69,7 +70,9 @@ class Exchange:
             lane.make(group.size)
         self._shared = group.size > 1 and bool(self._lanes)
         self._turn = 0
-        self._digest = hashlib.blake2b(repr(self._specs).encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(repr(self._specs).encode(), digest_size=7)
+        self._digest = digest.hexdigest()
+        self._number = int.from_bytes(digest.digest(), "big")
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The results, in memory that later calls use again.
@@ -79,7 +82,7 @@ class Exchange:
         """
         self.offer(arrays)
         if self._shared:
-            self._group.meet()
+            self._group.agree(self._number)
         return self.take()
 
     def offer(self, arrays: Sequence[np.ndarray]) -> None:
@@ -92,7 +95,9 @@ class Exchange:
             mine = spec.how != "first" or self._group.rank == 0
             target = lane.flat[start : start + math.prod(spec.shape)]
             target[:] = np.asarray(array).reshape(-1) if mine else 0
-        if self._shared:
+        if not self._shared:
+            return
+        with self._group.unbroken():
             program = self._program()
             wires = program.wires[self._turn]
             slices = [lane.flat[a:b] for lane in self._lanes for a, b in lane.slices]
@@ -101,15 +106,16 @@ class Exchange:
     def take(self) -> list[np.ndarray]:
         """The results, once all have offered and met, in memory that later calls use again."""
         if self._shared:
-            program = self._program()
-            wires = program.wires[self._turn]
-            self._turn = 1 - self._turn
-            results, _ = program.run([wires.whole, wires.share], {})
-            if wires.shares:
-                self._group.meet()
-                results |= program.run(wires.shares, {})
-            for k, slices in results.items():
-                self._lanes[k].receive(slices)
+            with self._group.unbroken():
+                program = self._program()
+                wires = program.wires[self._turn]
+                self._turn = 1 - self._turn
+                results, _ = program.run([wires.whole, wires.share], {})
+                if wires.shares:
+                    self._group.agree(self._number)
+                    results |= program.run(wires.shares, {})
+                for k, slices in results.items():
+                    self._lanes[k].receive(slices)
         return [
             lane.result[start : start + math.prod(spec.shape)]
             .reshape(spec.shape)
@@ -119,13 +125,12 @@ class Exchange:
 
     def _program(self) -> Program:
         key = ("exchange", tuple(self._specs))
-        return self._group.program(key, lambda: [self._wires(t) for t in (0, 1)], alone=False)
+        return self._group.program(key, lambda: [self._wires(t) for t in (0, 1)], at=None)
 
     def _wires(self, turn: int) -> _Wires:
         """The operations of one turn.
 
-        What is built here takes no key of the group: a process may be here alone, when the others
-        are elsewhere, which their meeting then shows.
+        A process may be here alone, when the others are elsewhere, which their meeting then shows.
         """
         group = self._group
         ranks = range(group.size)
@@ -137,7 +142,8 @@ class Exchange:
             totals = []
             for number, (start, stop) in enumerate(lane.slices):
                 cells = [
-                    _Cell(group.device(r), f"{key}/{number}", lane, stop - start) for r in ranks
+                    Cell(group.device(r), f"{key}/{number}", lane.dtype, stop - start)
+                    for r in ranks
                 ]
                 fed.append(tf.compat.v1.placeholder(lane.dtype, [stop - start]))
                 # The variable would share memory with what is fed, which `take` writes to.
@@ -151,7 +157,7 @@ class Exchange:
                 whole[k] = totals
                 continue
             sizes = [stop - start for start, stop in lane.slices]
-            cells = [_Cell(group.device(r), f"{key}/share", lane, sizes[r]) for r in ranks]
+            cells = [Cell(group.device(r), f"{key}/share", lane.dtype, sizes[r]) for r in ranks]
             share.append(cells[group.rank].assign(totals[0]))
             shares[k] = [cell.read() for cell in cells]
         return _Wires(fed, store, whole, share, shares)
@@ -165,25 +171,6 @@ class _Wires(NamedTuple):
     whole: dict[int, list[Any]]  # the results of lanes that each process adds up by itself
     share: list[Any]  # adds up and keeps this process's share of the others
     shares: dict[int, list[Any]]  # the results of those
-
-
-class _Cell:
-    """A variable on a process's server, which all processes know by its name."""
-
-    def __init__(self, device: str, name: str, lane: _Lane, size: int):
-        self._device, self._dtype = device, tf.as_dtype(lane.dtype)
-        with tf.device(device):
-            self._handle = tf.raw_ops.VarHandleOp(
-                dtype=self._dtype, shape=[size], shared_name=f"tf_dsgd_exchange/{name}"
-            )
-
-    def assign(self, value: Any) -> Any:
-        with tf.device(self._device):
-            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=value)
-
-    def read(self) -> Any:
-        with tf.device(self._device):
-            return tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
 
 
 class _Lane:
