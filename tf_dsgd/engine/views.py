@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd.algorithm import Message
+from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.arithmetic import Gradient
-from tf_dsgd.engine.state import Replicated, traced
+from tf_dsgd.engine.rows import RowLog
+from tf_dsgd.engine.shard import Shard
+from tf_dsgd.engine.state import Replicated, Store, traced
+from tf_dsgd.engine.step import Step
 from tf_dsgd.engine.traffic import Encoded
 
-if TYPE_CHECKING:
-    from tf_dsgd.engine.parts import Parts
+
+class Program(Protocol):
+    """What is traced."""
+
+    step: Step
+    algorithm: Algorithm
+    store: Store
+    shards: list[Shard]
+    row_logs: dict[int, RowLog]
+
+    def shard_cell(
+        self, shard: int, key: Any, shape: Sequence[int | None], dtype: tf.DType
+    ) -> tf.Variable: ...
+    def average_statistics(self, shard: int) -> None: ...
 
 
 class WorkerView:
     """`algorithm.Worker` while the first worker's functions are traced."""
 
-    def __init__(self, program: Parts):
+    def __init__(self, program: Program):
         self._program = program
         self.weights = [v.on_workers().template for v in program.step.weights]
         self.said: dict[int, Encoded] = {}
@@ -78,7 +93,7 @@ class WorkerView:
 class ShardView:
     """`algorithm.Shard` while a shard's function is traced."""
 
-    def __init__(self, program: Parts, index: int):
+    def __init__(self, program: Program, index: int):
         self._program = program
         self.index = index
         self._numbers = [i for i, v in enumerate(program.step.weights) if v.shard == index]
