@@ -43,7 +43,7 @@ TENSOR = seen(
 )
 NOT_REMOTE = seen(tf.errors.InvalidArgumentError, "Primary device is not remote")
 LEFT = seen(tf.errors.InternalError, "No worker known as /job:worker/replica:0/task:2", 13)
-UNTOLD = seen(
+LACKS = seen(
     tf.errors.NotFoundError,
     "'__inference_round_7' is neither a type of a primitive operation nor a name of a function "
     "registered in binary running on h1. Make sure the operation or function is registered in the "
@@ -93,7 +93,7 @@ ALL = {name: value for name, value in globals().items() if isinstance(value, Exc
     [
         (_tf_errors.says_replaced, {"CONTEXT", "DEVICE", "TENSOR", "NOT_REMOTE", "LEFT"}),
         (_tf_errors.says_no_context, {"CONTEXT", "DEVICE", "LEFT"}),
-        (_tf_errors.says_untold, {"UNTOLD", "INNER", "INSTANTIATED"}),
+        (_tf_errors.says_lacks_function, {"LACKS", "INNER", "INSTANTIATED"}),
         (_tf_errors.says_silent, {"PING", "SETTINGS"}),
         (_tf_errors.says_interrupted, {"INTERRUPTED"}),
         (_tf_errors.says_other_strategy, set()),
@@ -110,20 +110,20 @@ def test_each_is_told_from_all_others(says, expected):
 
 @pytest.mark.parametrize("name", ["REFUSED", "LOST_MATRIX"])
 def test_errors_of_which_the_class_tells_enough_are_none_of_these(name):
-    for says in ("replaced", "no_context", "untold", "silent", "interrupted"):
+    for says in ("replaced", "no_context", "lacks_function", "silent", "interrupted"):
         assert not getattr(_tf_errors, f"says_{says}")(ALL[name])
 
 
 def test_a_function_that_was_not_told_is_known_by_its_name():
-    assert _tf_errors.says_untold(UNTOLD, "__inference_round_7")
-    assert not _tf_errors.says_untold(UNTOLD, "__inference_round_70")
-    assert not _tf_errors.says_untold(UNTOLD, "round_7")
-    assert not _tf_errors.says_untold(INNER, "__inference_inner_3")  # it has begun to run
+    assert _tf_errors.says_lacks_function(LACKS, "__inference_round_7")
+    assert not _tf_errors.says_lacks_function(LACKS, "__inference_round_70")
+    assert not _tf_errors.says_lacks_function(LACKS, "round_7")
+    assert not _tf_errors.says_lacks_function(INNER, "__inference_inner_3")  # it has begun to run
 
 
 def test_a_message_that_quotes_another_one_says_the_same():
     quoted = tf.errors.InvalidArgumentError(None, None, f"Graph execution error:\n\n{TENSOR}")
-    assert _tf_errors.says_replaced(quoted) and not _tf_errors.says_untold(quoted)
+    assert _tf_errors.says_replaced(quoted) and not _tf_errors.says_lacks_function(quoted)
 
 
 @pytest.mark.parametrize(

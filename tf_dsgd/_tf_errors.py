@@ -267,7 +267,7 @@ def says_no_context(error: BaseException) -> bool:
     return _says_one_of(error, _NO_CONTEXT)
 
 
-def says_untold(error: BaseException, function: str | None = None) -> bool:
+def says_lacks_function(error: BaseException, function: str | None = None) -> bool:
     """Whether a task was not told of a function that was called, before it did anything.
 
     Args:

@@ -185,7 +185,7 @@ def tell_without_waiting() -> None:
             except tf.errors.NotFoundError as error:
                 now = time.monotonic()
                 deadline = deadline or now + _UNTOLD_SECONDS  # the call itself may have waited
-                if not _tf_errors.says_untold(error, name.decode()) or now > deadline:
+                if not _tf_errors.says_lacks_function(error, name.decode()) or now > deadline:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _MOST_AGAIN_SECONDS)

@@ -86,10 +86,10 @@ def test_intervals_add_up_to_what_the_shards_counted(engine, tmp_path):
 def test_worker_bins_hold_each_workers_messages(engine):
     strategy = tf_dsgd.DownpourStrategy(ENGINES[engine]())
     fit(make(strategy), 60)
-    (books, *_) = strategy.engine.snapshot().shards
-    assert books.worker_bins.sum(1).tolist() == [w.applied for w in strategy.ledger().workers]
-    np.testing.assert_array_equal(books.worker_bins[:, :64].sum(0), books.bins[:64])
-    means = books.worker_bins[:, :64] @ np.arange(64) / books.applied  # all below 64 here
+    (counters, *_) = strategy.engine.snapshot().shards
+    assert counters.worker_bins.sum(1).tolist() == [w.applied for w in strategy.ledger().workers]
+    np.testing.assert_array_equal(counters.worker_bins[:, :64].sum(0), counters.bins[:64])
+    means = counters.worker_bins[:, :64] @ np.arange(64) / counters.applied  # all below 64 here
     np.testing.assert_allclose(
         means, [w.staleness_mean for w in strategy.ledger().workers], rtol=1e-12
     )
@@ -124,8 +124,8 @@ def test_sampling_does_not_drain(engine, tmp_path, monkeypatch):
     model = make(strategy)
     fit(model, 4)
     asked, inside = [], []
-    settle = strategy.engine.settle
-    monkeypatch.setattr(strategy.engine, "settle", lambda: (asked.append(list(inside)), settle()))
+    drain = strategy.engine.drain
+    monkeypatch.setattr(strategy.engine, "drain", lambda: (asked.append(list(inside)), drain()))
     monitor = StalenessMonitor(tmp_path, every_seconds=1e-9, tensorboard=False)
     before = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: inside.append("monitor" if batch < 29 else "")

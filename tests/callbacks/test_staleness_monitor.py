@@ -121,7 +121,7 @@ def test_the_time_of_simulated_workers():
     np.testing.assert_allclose(snapshot.spent.sum(1), snapshot.seconds)
 
 
-# -- the books ------------------------------------------------------------------------
+# -- the counters ------------------------------------------------------------------------
 
 
 def test_bins_of_large_staleness():

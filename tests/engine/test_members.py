@@ -285,7 +285,7 @@ def test_the_loss_of_all_as_a_drain_ends_is_an_error_of_that_drain(monkeypatch):
     monkeypatch.setattr(engine, "_program", object())
     monkeypatch.setattr(engine, "_come_to_rest", lambda: [lose(task) for task in engine.tasks])
     with pytest.raises(RuntimeError, match="with them 7 updates"):
-        engine.settle()
+        engine.drain()
 
 
 @pytest.mark.parametrize(("count", "what"), [(1, "1 unfinished mini-batch goes"), (2, "es go")])

@@ -166,8 +166,8 @@ def test_updates_come_in_the_order_of_the_data(cluster):
     model = table(strategy)
     model.fit(x, y, batch_size=1, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_array_equal(model.get_weights()[0], serial(x, y, 2))
-    books = strategy.ledger().workers
-    assert [row.applied for row in books] == [68, 68, 66]
+    counters = strategy.ledger().workers
+    assert [row.applied for row in counters] == [68, 68, 66]
     assert 1 <= strategy.staleness().max <= 2
     assert strategy.ledger().applied == int(model.optimizer.iterations) == 202
 

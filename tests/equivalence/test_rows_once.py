@@ -122,7 +122,7 @@ def test_messages_whose_rows_come_twice_are_merged_before_they_are_squared(monke
 
 
 def test_rows_are_written_under_a_lock_and_added_to_without_one():
-    """Of the table and of Adagrad's slots; a shard's books are no floats."""
+    """Of the table and of Adagrad's slots; a shard's counters are no floats."""
     found = {}
     for name, make in {
         "lock": tf_dsgd.DownpourStrategy,

@@ -244,7 +244,7 @@ CHANGES = {
     "no number of examples": (lambda a: a.pop("examples"), "examples"),
     "not a number of examples": (lambda a: a.update(examples=np.full(2, np.nan)), "examples"),
     "a long position": (lambda a: a.update(position=np.zeros(3, np.int64)), "position"),
-    "a missing array": (lambda a: a.pop("books"), "'books'"),
+    "a missing array": (lambda a: a.pop("counters"), "'counters'"),
     "another shape": (lambda a: a.update(staleness=np.zeros(3, np.int64)), "staleness is (3,)"),
     "another type": (lambda a: a.update(version=np.zeros([], "float32")), "version is () float32"),
     "the clock of others": (lambda a: a.update(delays=np.zeros((3, 6), "uint64")), "delays is"),

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_dsgd
-from tf_dsgd.engine.ledger import COLUMNS, STALENESS_BINS, STEPS, TAU_SUM, WORKER_EDGES, Books
+from tf_dsgd.engine.ledger import COLUMNS, STALENESS_BINS, STEPS, TAU_SUM, WORKER_EDGES, Counters
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import KINDS
 from tf_dsgd.strategies.summary import Account, Summary
@@ -86,10 +86,10 @@ def account(spent, arguments=(), **options):
     rows[:, STEPS], rows[:, TAU_SUM] = [30, 10], [6, 3]
     bins = np.zeros(STALENESS_BINS, np.int64)
     bins[[0, 1, 3]] = 3, 3, 2
-    books = Books(8, rows, bins, np.zeros((2, len(WORKER_EDGES)), np.int64))
+    counters = Counters(8, rows, bins, np.zeros((2, len(WORKER_EDGES)), np.int64))
     return Account(
         40,
-        Snapshot(16.0, 16.0, (books,), np.array([[0.0] * len(KINDS), spent])),
+        Snapshot(16.0, 16.0, (counters,), np.array([[0.0] * len(KINDS), spent])),
         **{
             "input_seconds": 0.0,
             "virtual": False,

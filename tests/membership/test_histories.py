@@ -175,7 +175,7 @@ class ForgetsTheWarmStart(Scheduler):
 
 class WaitsForOne(Scheduler):
     def round_steps(self, task):
-        waits = self.hurried and self.hastened not in (None, task)
+        waits = self.hurried and self.hurried_last not in (None, task)
         return 0 if waits else super().round_steps(task)
 
 

@@ -72,7 +72,7 @@ def as_events(sequence):
 
 
 class Shard:
-    """The books of a shard, and what all workers have fetched and not sent."""
+    """The counters of a shard, and what all workers have fetched and not sent."""
 
     def __init__(self, **state):
         self.w = START.astype("float64")

@@ -78,7 +78,7 @@ def test_the_error_of_one_that_another_waited_for_is_not_forgotten(connection, c
     connection.go_on.set()
     assert connection._join[1].wait(30.0)
     assert not connection.join(0, 30.0)
-    assert states(connection) == [PeerState.MEMBER, PeerState.ESTRANGED]
+    assert states(connection) == [PeerState.MEMBER, PeerState.LEFT_OUT]
     assert "worker 1 at b:1 has not joined: gone" in capsys.readouterr().err
 
 
@@ -145,7 +145,7 @@ def test_who_has_a_context_of_this_process_leaves_before_it_joins(
     monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
     connection._change = lambda *who: told.append(tuple({p.index for p in some} for some in who))
     connection._check_version = lambda *arguments: None
-    connection.peers[1].estrange()
+    connection.peers[1].leave_out()
     Connection._add(connection, connection.groups[1])
     assert told == ([(set(), {1})] if same else [({1}, set())])
     assert known(connection) == ({0} if same else {0, 1})
@@ -222,7 +222,7 @@ def test_who_is_left_out_has_its_connections_closed_also_if_the_change_fails(
 
 def test_one_stays_away_for_a_moment_also_if_its_leaving_fails(connection, told, monkeypatch):
     remote_versions(monkeypatch, ["1.0"])
-    connection.peers[1].estrange()
+    connection.peers[1].leave_out()
     connection.failure = GONE
     with pytest.raises(tf.errors.UnavailableError):
         Connection._add(connection, connection.groups[1])
@@ -300,7 +300,7 @@ def test_tasks_in_a_row_are_one_worker(pairs):
 @pytest.mark.parametrize("ended", [2, 3])
 def test_all_of_a_worker_joins_anew_if_one_of_it_ended(pairs, ended):
     """Its first task knows where the functions of the second were, and the other way round."""
-    pairs.groups[1].estrange()
+    pairs.groups[1].leave_out()
     pairs.same = {0, 1, 2, 3} - {ended}
     pairs._add(pairs.groups[1])
     assert pairs.told == [(set(), {2, 3})]
@@ -312,7 +312,7 @@ def test_all_of_a_worker_joins_anew_if_one_of_it_ended(pairs, ended):
 
 
 def test_a_worker_all_of_whose_tasks_are_new_joins_at_once(pairs):
-    pairs.groups[0].estrange()
+    pairs.groups[0].leave_out()
     pairs.same = {2, 3}
     pairs._add(pairs.groups[0])
     assert pairs.told == [({0, 1}, set())]

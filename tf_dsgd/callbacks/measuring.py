@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd._version import __version__
-from tf_dsgd.engine.ledger import Books
+from tf_dsgd.engine.ledger import Counters
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.timing import KINDS
 
@@ -199,12 +199,12 @@ def per_worker(name: str, values: np.ndarray) -> dict[str, float]:
     }
 
 
-def histogram(counters: Books) -> list[list[int]]:
+def histogram(counters: Counters) -> list[list[int]]:
     """`[[tau, messages], ...]` of the staleness that occurred."""
     return [[tau, int(counters.bins[tau])] for tau in np.flatnonzero(counters.bins).tolist()]
 
 
-def _summary(counters: Books) -> dict[str, float]:
+def _summary(counters: Counters) -> dict[str, float]:
     return {**dataclasses.asdict(counters.staleness()), "refused": int(counters.refused.sum())}
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_dsgd._requirements import installed
 from tf_dsgd.callbacks.measuring import SHOWN_WORKERS, Measures, per_worker
-from tf_dsgd.engine.ledger import STALENESS_BINS, WORKER_EDGES, Books
+from tf_dsgd.engine.ledger import STALENESS_BINS, WORKER_EDGES, Counters
 
 RECORDS = "monitor.jsonl"
 EVENTS = "tensorboard"
@@ -115,7 +115,7 @@ class Events:
         self._writer.close()
 
 
-def _of_staleness(name: str, counters: Books) -> dict[str, float]:
+def _of_staleness(name: str, counters: Counters) -> dict[str, float]:
     staleness = counters.staleness()
     return {f"{name}/{key}": getattr(staleness, key) for key in ("mean", "p50", "p99", "max")}
 

@@ -28,7 +28,7 @@ from tf_dsgd.transport.aside import Aside
 
 
 class Engine(abc.ABC):
-    """Runs programs: `grant` batches to it one by one, `settle` before looking at the model.
+    """Runs programs: `grant` batches to it one by one, `drain` before looking at the model.
 
     Who does what next is the `scheduler`'s. An engine carries it out: it implements what is
     abstract here, and overrides nothing.
@@ -81,7 +81,7 @@ class Engine(abc.ABC):
         """Waits until a mini-batch handed out is in the running metrics, unless one is."""
 
     @abc.abstractmethod
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Waits until every batch handed out is done and every message is in the shard."""
 
     @abc.abstractmethod
@@ -170,7 +170,7 @@ class Engine(abc.ABC):
         return Snapshot(
             seconds=now,
             wall_seconds=time.perf_counter(),
-            shards=tuple(shard.books() for shard in self.shards),
+            shards=tuple(shard.counters() for shard in self.shards),
             spent=np.stack([watch.read(now) for watch in self.watches]),
             undivided=sum(watch.undivided for watch in self.watches),
         )
@@ -185,7 +185,7 @@ class Engine(abc.ABC):
                 "and the model anew."
             )
         if program is not self._program or stream is not self._stream:
-            self.settle()
+            self.drain()
             self._release_stream()
             self._program, self._stream = program, stream
             self.scheduler.source = self._source(stream)
@@ -328,7 +328,7 @@ class Engine(abc.ABC):
         # Workers that were overtaken number the message that others have sent.
         own = [n - (t.owes is not None) for n, t in zip(numbers, self.tasks, strict=True)]
         self.store.restore_sequences(own)
-        numbered = self.shards[0].books().numbered.tolist()
+        numbered = self.shards[0].counters().numbered.tolist()
         self.scheduler.restored(numbers, numbered, handed_out)
         self._balance()
 

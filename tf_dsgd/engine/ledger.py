@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-# A worker's row in the shard's books.
+# A worker's row in the shard's counters.
 INCARNATION, SEQUENCE, APPLIED, STEPS, TAU_SUM, TAU_MAX, REPEATED, REPLACED, FAILED = range(9)
 COLUMNS = 9
 REASONS = ("repeated", "replaced", "failed")
@@ -122,7 +122,7 @@ class Staleness:
 
 
 @dataclasses.dataclass(frozen=True)
-class Books:
+class Counters:
     """What a shard had counted at one moment, or between two."""
 
     version: int
@@ -158,11 +158,11 @@ class Books:
         """The sum of the staleness of all messages applied, of each worker."""
         return self.rows[:, TAU_SUM]
 
-    def since(self, before: Books) -> Books:
+    def since(self, before: Counters) -> Counters:
         """What was counted from `before` on."""
         rows = self.rows - before.rows
         rows[:, TAU_MAX] = self.rows[:, TAU_MAX]
-        return Books(
+        return Counters(
             self.version - before.version,
             rows,
             self.bins - before.bins,

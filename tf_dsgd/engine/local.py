@@ -78,7 +78,7 @@ class LocalRounds(Rounds):
     def look(self) -> None:
         """Nobody comes or goes."""
 
-    def hasten(self, seconds: float) -> None:
+    def unblock(self, seconds: float) -> None:
         """A round ends by itself."""
 
     def discarded(self) -> None:

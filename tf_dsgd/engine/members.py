@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tf_dsgd import _tf_remote
-from tf_dsgd._tf_errors import in_a_line, says_replaced, says_silent, says_untold
+from tf_dsgd._tf_errors import in_a_line, says_lacks_function, says_replaced, says_silent
 from tf_dsgd.console import say
 from tf_dsgd.engine.probes import Probes
 from tf_dsgd.engine.scheduler import Scheduler
@@ -213,9 +213,9 @@ class Members:
             return True
         if self.store.num_parts > 1 and self.connection.was_replaced(task.index):
             return True  # one that has no clock
-        untold = says_untold(error) and not task.lacked_function
-        task.lacked_function = task.lacked_function or untold
-        return untold
+        lacks = says_lacks_function(error) and not task.lacked_function
+        task.lacked_function = task.lacked_function or lacks
+        return lacks
 
     def _has_its_clock(self, task: Task) -> bool:
         """Whether a worker has its variables; another process at its address has none."""
@@ -245,7 +245,7 @@ class Members:
             if task.is_present:
                 self.scheduler.lose(task, time.monotonic())
                 self._unfenced.add(m)
-        self.connection.groups[m].estrange()
+        self.connection.groups[m].leave_out()
         with self.here():
             told = [tf.constant(number, tf.int64) for number in (m, task.incarnation)]
             last = [int(shard.fence(*told)) for shard in engine.shards]
@@ -266,7 +266,7 @@ class Members:
 
     # -- who answers ------------------------------------------------------------------------
 
-    def hasten(self, seconds: float) -> None:
+    def unblock(self, seconds: float) -> None:
         """Ends calls of workers that wait for a task with shards; nothing goes on without it."""
         if seconds > deadlines.PROBE_SECONDS and self.connection.unanswering_shards(
             deadlines.PROBE_SECONDS
@@ -409,14 +409,14 @@ class Members:
                 self.scheduler.gone_again(task)  # unless it has joined
                 engine.wake()
         if not here:
-            self.connection.groups[task.index].estrange(joining=True)  # lost again meanwhile
+            self.connection.groups[task.index].leave_out(joining=True)  # lost again meanwhile
             return
         say(f"{self.connection.worker_name(task.index)} joined")
 
     def _say_gone_again(self, task: Task, error: tf.errors.OpError) -> None:
         with self.engine.changed:
             self.scheduler.gone_again(task)
-        self.connection.groups[task.index].estrange(joining=True)
+        self.connection.groups[task.index].leave_out(joining=True)
         here = self.connection.worker_listens(task.index)
         what = "has not joined yet" if here else "was lost again while it joined"
         why = in_a_line(error.message)

@@ -143,8 +143,8 @@ class RemoteRounds(Rounds):
     def look(self) -> None:
         self.members.look()
 
-    def hasten(self, seconds: float) -> None:
-        self.members.hasten(seconds)
+    def unblock(self, seconds: float) -> None:
+        self.members.unblock(seconds)
 
     def explained(self) -> contextlib.AbstractContextManager[None]:
         return self.members.explained()

@@ -122,7 +122,7 @@ class ScheduledEngine(Engine):
     def await_begun(self, program: Program) -> None:
         """A schedule says when its mini-batches are computed."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         if self._program is None:
             return
         self._advance()

@@ -57,7 +57,7 @@ class Scheduler:
         """Whether nothing more comes before all workers are at rest."""
         self.hurried = False
         """Whether somebody waits for a first mini-batch: a round begins with what there is."""
-        self.hastened: Task | None = None
+        self.hurried_last: Task | None = None
         """Who began last while somebody waited."""
         self.stopped = False
         """Whether nobody begins anything: after an error, or as the process ends."""
@@ -143,7 +143,7 @@ class Scheduler:
             steps = self.exchange.share(steps, self.available, len(self.tasks))
         if self.available >= steps:
             return steps
-        at_once = self.draining or (self.hurried and hurry.hastens(self, task))
+        at_once = self.draining or (self.hurried and hurry.may_make(self, task))
         return self.available if steps and (at_once or self.available >= self.portion(steps)) else 0
 
     def portion(self, steps: int) -> int:
@@ -219,7 +219,7 @@ class Scheduler:
         messages = in_a_row.messages(self, task)
         steps = self.round_steps(task) if messages == 1 else messages
         if steps:
-            self.hastened = task if self.hurried else self.hastened
+            self.hurried_last = task if self.hurried else self.hurried_last
             self.taken(task, steps, messages)
         return steps
 

@@ -1,4 +1,4 @@
-"""A shard's own books: versions, messages and staleness, all counted inside its lock.
+"""A shard's own counters: versions, messages and staleness, all counted inside its lock.
 
 A message is applied at most once and whole. Its header is
 (worker, incarnation, sequence, version, steps). It is refused, and counted by its reason, if it is
@@ -37,7 +37,7 @@ from tf_dsgd.engine.ledger import (
     TAU_MAX,
     TAU_SUM,
     WORKER_EDGES,
-    Books,
+    Counters,
     ShardLedger,
     Staleness,
     WorkerLedger,
@@ -57,7 +57,7 @@ _SENDERS = 64
 
 
 class Shard:
-    """Books of one shard; `schedule_step` is the mini-batch at which schedules are evaluated.
+    """A shard's counters; `schedule_step` is the mini-batch at which schedules are evaluated.
 
     Args:
         index: number of this shard, from 0.
@@ -88,8 +88,8 @@ class Shard:
         self.device = device
         self.schedule_step = schedule_step
         self.version = _tf.make_variable(tf.zeros([], tf.int64), device=device, name="version")
-        self._books = _tf.make_variable(
-            tf.zeros([num_workers, COLUMNS], tf.int64), device=device, name="books"
+        self._counters = _tf.make_variable(
+            tf.zeros([num_workers, COLUMNS], tf.int64), device=device, name="counters"
         )
         # The shard's bins, then every worker's: one operation counts a message in both.
         self._bins = _tf.make_variable(
@@ -109,7 +109,7 @@ class Shard:
     @property
     def variables(self) -> list[tf.Variable]:
         """All that is counted here but `schedule_step`."""
-        return [self.version, self._books, self._bins]
+        return [self.version, self._counters, self._bins]
 
     @functools.cached_property
     def row_locks(self) -> RowLocks:
@@ -231,8 +231,8 @@ class Shard:
         return senders.held(parcel, body, lambda arrived: unpack(arrived)[0][0])
 
     def _judged(self, header: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """(the sender's row in the books, whether its message is to be applied)."""
-        row = tf.gather(self._books, header[0])
+        """(the sender's row among the counters, whether its message is to be applied)."""
+        row = tf.gather(self._counters, header[0])
         return row, tf.logical_and(_is_current(header, row), header[2] > row[SEQUENCE])
 
     def _staleness(self, header: tf.Tensor) -> tf.Tensor:
@@ -259,11 +259,11 @@ class Shard:
             self._bins.assign_add(more, read_value=False)
 
     def _write(self, header: tf.Tensor, row: tf.Tensor) -> None:
-        self._books.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
+        self._counters.scatter_update(tf.IndexedSlices(row[None], header[0][None]))
 
     def last_message(self, worker: tf.Tensor) -> tf.Tensor:
         """Traces the number of the last message applied from `worker`."""
-        return tf.gather(self._books, worker)[SEQUENCE]
+        return tf.gather(self._counters, worker)[SEQUENCE]
 
     def count_version(self, changed: tf.Tensor | bool) -> None:
         """Traces that there is a new version, if the weights were changed."""
@@ -280,9 +280,9 @@ class Shard:
 
         def renew(arrived: Sequence[tf.Tensor]) -> tf.Tensor:
             worker, incarnation = arrived
-            row = tf.gather(self._books, worker)
+            row = tf.gather(self._counters, worker)
             renewed = tf.concat([incarnation[None], row[1:]], 0)
-            self._books.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
+            self._counters.scatter_update(tf.IndexedSlices(renewed[None], worker[None]))
             if self.log is not None:
                 self.log.leaves(worker)
             return row[SEQUENCE]
@@ -302,12 +302,12 @@ class Shard:
     # -- read by the host -------------------------------------------------------------------
 
     def ledger(self, sequences: Sequence[int] | None = None) -> ShardLedger:
-        """The books; `sequences[m]` is how many messages worker m has numbered.
+        """The counters; `sequences[m]` is how many messages worker m has numbered.
 
         Without, what was counted is taken for all that was sent.
         """
         workers = []
-        for m, row in enumerate(self._books.numpy()):
+        for m, row in enumerate(self._counters.numpy()):
             applied = int(row[APPLIED])
             repeated, replaced, failed = (int(row[i]) for i in (REPEATED, REPLACED, FAILED))
             sent = applied + repeated + replaced + failed  # counted before the sender knew
@@ -330,21 +330,21 @@ class Shard:
 
     def steps_done(self) -> int:
         """Mini-batches in all messages applied."""
-        return int(self._books.numpy()[:, STEPS].sum())
+        return int(self._counters.numpy()[:, STEPS].sum())
 
-    def books(self) -> Books:
+    def counters(self) -> Counters:
         """All counts at one moment.
 
         Where the lock is the caller's, so is the moment: without it, a message that is being
         counted may be in one count and not yet in another.
         """
         version, rows, bins = (value.numpy() for value in self._read())
-        return Books(int(version), rows, *self._divided(bins))
+        return Counters(int(version), rows, *self._divided(bins))
 
     @functools.cached_property
     def _read(self) -> Any:
         def body(_: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-            return [v.read_value() for v in (self.version, self._books, self._bins)]
+            return [v.read_value() for v in (self.version, self._counters, self._bins)]
 
         with tf.init_scope():
             return tf.function(
@@ -357,7 +357,7 @@ class Shard:
 
     def staleness(self) -> Staleness:
         """Summary over all workers."""
-        return self.books().staleness()
+        return self.counters().staleness()
 
     def state(self) -> dict[str, np.ndarray]:
         """All counters, for a checkpoint."""
@@ -365,7 +365,7 @@ class Shard:
         return {
             "version": self.version.numpy(),
             "schedule_step": self.schedule_step.numpy(),
-            "books": self._books.numpy(),
+            "counters": self._counters.numpy(),
             "staleness": bins,
             "worker_staleness": worker_bins,
         }
@@ -374,9 +374,9 @@ class Shard:
         """Sets all counters, for workers of these incarnations."""
         self.version.assign(state["version"])
         self.schedule_step.assign(state["schedule_step"])
-        books = np.array(state["books"])
-        books[:, INCARNATION] = incarnations
-        self._books.assign(books)
+        counters = np.array(state["counters"])
+        counters[:, INCARNATION] = incarnations
+        self._counters.assign(counters)
         self._bins.assign(np.concatenate([state["staleness"], state["worker_staleness"].ravel()]))
         if self.log is not None:
             self.log.restore(int(state["version"]))
@@ -395,7 +395,7 @@ def _refused(header: tf.Tensor, row: tf.Tensor) -> tf.Tensor:
 
 
 def _row(columns: Mapping[int, Any], others: int) -> tf.Tensor:
-    """A row of the books with these columns."""
+    """A row of the counters with these columns."""
     return tf.stack([tf.cast(columns.get(i, others), tf.int64) for i in range(COLUMNS)])
 
 

@@ -159,7 +159,7 @@ class SimulatorEngine(Engine):
     def await_begun(self, program: Program) -> None:
         """A round is computed when it begins."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         if self._program is None:
             return
         self.wake()

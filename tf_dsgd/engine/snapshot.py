@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tf_dsgd.engine.ledger import Books
+from tf_dsgd.engine.ledger import Counters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Snapshot:
     """The engine's clock."""
     wall_seconds: float
     """This machine's clock; another one where the engine's is virtual."""
-    shards: tuple[Books, ...]
+    shards: tuple[Counters, ...]
     spent: np.ndarray
     """Seconds that each worker spent on each of `timing.KINDS`: `[workers, kinds]`."""
     undivided: float = 0.0

@@ -100,7 +100,7 @@ class Rounds(abc.ABC):
         """Looks after the workers; called by the main thread now and then while it waits."""
 
     @abc.abstractmethod
-    def hasten(self, seconds: float) -> None:
+    def unblock(self, seconds: float) -> None:
         """Called now and then while workers' last calls are waited for, for so long already."""
 
     @abc.abstractmethod
@@ -229,7 +229,7 @@ class ThreadsEngine(Engine):
             self.raise_error()
         self.rounds.show()
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         if self._program is None:
             return
         if threading.current_thread() in self._threads.values():
@@ -310,7 +310,7 @@ class ThreadsEngine(Engine):
             with self.changed:
                 self.wake()
                 self.changed.wait_for(lambda: not self._threads, deadlines.LOOK_SECONDS)
-            self.rounds.hasten(time.monotonic() - began)
+            self.rounds.unblock(time.monotonic() - began)
         (failed, error), self._error = self._error, None
         try:
             self.rounds.discarded()

@@ -43,10 +43,10 @@ class Group:
             if peer.state is not PeerState.MEMBER:
                 peer.become(PeerState.MEMBER)
 
-    def estrange(self, *, joining: bool = False) -> None:
+    def leave_out(self, *, joining: bool = False) -> None:
         """It was lost, or failed as it joined (`joining`)."""
         for peer in self.peers:
-            peer.estrange(joining=joining)
+            peer.leave_out(joining=joining)
 
     def stays_away(self, now: float) -> bool:
         """Whether one of it left a moment ago."""

@@ -2,7 +2,7 @@
 
 stranger    TensorFlow does not have it in its cluster
 member      it has, and has told it of all functions
-estranged   it has, but it was lost since: it may not know all functions
+left out    it has, but it was lost since: it may not know all functions
 left        TensorFlow let go of it, so that it can join as a new one, a moment later
 """
 
@@ -19,15 +19,15 @@ class PeerState(enum.Enum):
 
     STRANGER = "stranger"
     MEMBER = "member"
-    ESTRANGED = "estranged"
+    LEFT_OUT = "left out"
     LEFT = "left"
 
 
 _S = PeerState
 ALLOWED = {
     _S.STRANGER: {_S.MEMBER},
-    _S.MEMBER: {_S.ESTRANGED, _S.STRANGER},
-    _S.ESTRANGED: {_S.MEMBER, _S.STRANGER, _S.LEFT},
+    _S.MEMBER: {_S.LEFT_OUT, _S.STRANGER},
+    _S.LEFT_OUT: {_S.MEMBER, _S.STRANGER, _S.LEFT},
     _S.LEFT: {_S.MEMBER},
 }
 
@@ -50,12 +50,12 @@ class Peer(Stateful[PeerState]):
     @property
     def is_known(self) -> bool:
         """Whether TensorFlow's cluster has it."""
-        return self.state in (PeerState.MEMBER, PeerState.ESTRANGED)
+        return self.state in (PeerState.MEMBER, PeerState.LEFT_OUT)
 
-    def estrange(self, *, joining: bool = False) -> None:
+    def leave_out(self, *, joining: bool = False) -> None:
         """It was lost, or failed as it joined (`joining`)."""
         if self.state is PeerState.MEMBER:
-            self.become(PeerState.ESTRANGED)
+            self.become(PeerState.LEFT_OUT)
         if not joining:
             self._stays = 0.0
 

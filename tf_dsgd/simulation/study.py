@@ -62,7 +62,7 @@ class _StackedEngine(Engine):
     def await_begun(self, program: Program) -> None:
         """Nobody shows metrics."""
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """All is at rest whenever somebody looks."""
 
     def clock(self) -> float:
@@ -427,7 +427,7 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
     program, stream = _Nothing(engine.num_workers), _NoStream()
     for _ in range(num_batches):
         engine.grant(program, stream)  # type: ignore[arg-type]
-    engine.settle()
+    engine.drain()
     return Timetable(scribe.entries, scribe.seconds)
 
 

@@ -236,7 +236,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         with self.engine.explained():
             self.batches.resolve()
-            self.engine.settle()
+            self.engine.drain()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
 
@@ -386,7 +386,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 return None
             with tf.init_scope():
                 # Not `self.settle`: this very token's step is not run yet.
-                tf.autograph.experimental.do_not_convert(self.engine.settle)()
+                tf.autograph.experimental.do_not_convert(self.engine.drain)()
             if self._resets is not None:
                 step.fetch_resets(self._resets)
             program = Program(

@@ -1,7 +1,7 @@
 """What a strategy adds to a checkpoint of the model: all that no model holds.
 
 - `sequences`: messages that each worker has numbered; `handed_out`: mini-batches given to workers;
-- `version`, `books` (the counters of each worker), `staleness` and others: what each shard has
+- `version`, `counters` (of each worker), `staleness` and others: what each shard has
   counted. At rest all have counted the same messages, so that where there are more shards or fewer
   than there were, shard s of them goes on with the counts of shard s modulo those that there were;
 - `KIND_n` and `optimizer_i_n`: the n-th variable of a kind (`seed`, `weight` ...), or of the i-th

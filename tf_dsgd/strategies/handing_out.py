@@ -88,15 +88,15 @@ class HandingOut:
         try:
             if not iterator.stream.take(at_once):
                 if iterator.program is None:  # a loop of the user's own, which reads no metrics
-                    self._engine.settle()
+                    self._engine.drain()
                 return False
         except tf.errors.OpError:
-            self._engine.settle()  # the batches before the one that failed
+            self._engine.drain()  # the batches before the one that failed
             raise
         if not iterator.opened:
             # Whoever opens a new dataset, to train or to evaluate, expects a model at rest.
             iterator.opened = True
-            self._engine.settle()
+            self._engine.drain()
             program = self._of_fit(iterator)
             if program is not None:
                 before = self.handed_out
@@ -220,7 +220,7 @@ class HandingOut:
             self.iterations.end(iterator, program.program, program.model)
         if program.shows_own_logs and iterator.stream.at_end():
             # Logs that are no metrics become the epoch's: show the last step its own.
-            self._engine.settle()
+            self._engine.drain()
 
 
 class FitProgram:

@@ -208,7 +208,7 @@ class Iterations:
                     self._pass(iterator, program, model)
                 except StopIteration as ended:
                     self._finished = ended.value
-            self._engine.settle()
+            self._engine.drain()
         except BaseException:
             self.method.forget()  # the weights are where the error, or Ctrl-C, found them
             raise
@@ -237,7 +237,7 @@ class Iterations:
 
     def _evaluated(self, vectors: Vectors) -> Evaluated:
         """What the pass that is handed out gives."""
-        self._engine.settle()
+        self._engine.drain()
         with self._engine.explained():
             loss, examples = self._objective.read()
         if not examples or self._examples not in (None, examples):

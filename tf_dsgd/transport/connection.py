@@ -90,7 +90,7 @@ class Connection:
             try:
                 self.call(m, functools.partial(self._check_versions, group))
             except tf.errors.OpError:  # it is gone again, or stopped, and may come later
-                group.estrange()
+                group.leave_out()
 
     def use(self) -> None:
         """Has this thread's calls to tasks return when they are done: the one that trains."""
@@ -257,7 +257,7 @@ class Connection:
                 return True
             return self.worker_listens(m) and self.join(m, deadlines.FIRST_JOIN_SECONDS)
         except tf.errors.OpError:  # it is gone again, and may come later
-            group.estrange(joining=True)
+            group.leave_out(joining=True)
             return False
 
     def join(self, m: int, seconds: float) -> bool:
@@ -288,7 +288,7 @@ class Connection:
         except (UnequalVersions, tf.errors.OpError) as error:
             if worker == m:
                 raise
-            self.groups[worker].estrange(joining=True)
+            self.groups[worker].leave_out(joining=True)
             say(f"{self.worker_name(worker)} has not joined: {error}")
         return worker == m and self.groups[m].is_known
 
@@ -300,7 +300,7 @@ class Connection:
             other
             for other in others
             if other.address in silent
-            or (other.state is PeerState.ESTRANGED and not self._is_reached(other))
+            or (other.state is PeerState.LEFT_OUT and not self._is_reached(other))
         ]
         if not all(map(self._is_reached, group.known)):
             raise tf.errors.UnavailableError(None, None, "No connection to it is made yet.")
@@ -313,7 +313,7 @@ class Connection:
             # (TF 2.21). And of a process that has a part of a function of several, it keeps where
             # the other parts were.
             leaving = group.known
-            group.estrange(joining=True)
+            group.leave_out(joining=True)
             for peer in leaving:
                 peer.leave()
             try:

@@ -232,7 +232,7 @@ def test_what_is_left_when_all_workers_were_lost_is_not_done_later(monkeypatch):
 def test_the_state_of_fewer_shards_goes_on():
     strategy, model = trained(lambda: keras.optimizers.SGD(0.001))
     state = strategy.state()
-    counted = ("version", "schedule_step", "books", "staleness", "worker_staleness")
+    counted = ("version", "schedule_step", "counters", "staleness", "worker_staleness")
     of_one = {n: v for n, v in state.items() if n not in [f"{c}_1" for c in counted]}
     # Which shards run a step of it, and each shard's scalars.
     of_each = [n for n, v in of_one.items() if n.startswith("shards_of_") or n == "optimizer_0_0"]

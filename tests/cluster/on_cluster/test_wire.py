@@ -133,7 +133,7 @@ def test_rows_of_all_tables_are_asked_for_given_and_changed_by_one_tensor_each(p
     controls = collections.Counter((a, b) for _, dtype, a, b in sends if dtype is None)
     assert controls == {("ps", "worker"): 2}
     graph = Graph(joined(graphs))
-    assert len(graph.all("ResourceGather")) >= 4 + 2  # of two tables on each shard; of its books
+    assert len(graph.all("ResourceGather")) >= 4 + 2  # of two tables on each shard; of its counters
     assert not graph.without_order()
 
 

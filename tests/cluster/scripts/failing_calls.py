@@ -108,7 +108,7 @@ def pipeline(context):
 
 def numbers(engine):
     """Of each worker's last message: (as the chief knows it, as the shards have it)."""
-    rows = [shard.books().rows for shard in engine.shards]
+    rows = [shard.counters().rows for shard in engine.shards]
     for worker, known in enumerate(engine.numbers()):
         yield known, max(int(row[worker, 1]) for row in rows)
 

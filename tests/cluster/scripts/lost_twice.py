@@ -1,6 +1,6 @@
 """Two threads find the same worker lost in the same moment; it comes back and takes part.
 
-Prints RESULT: the incarnation of that worker's messages by each shard's books and in the chief; its
+Prints RESULT: the incarnation of that worker's messages by each shard and in the chief; its
 steps before and after; the steps counted; and those expected.
 """
 
@@ -15,7 +15,7 @@ import tf_dsgd
 
 STEPS = 200
 AT_ONCE_SECONDS = 1.0
-INCARNATION = 0  # the column of a shard's books
+INCARNATION = 0  # the column of a shard's counters
 
 strategy = tf_dsgd.DownpourStrategy(push_every=2, fetch_every=2)
 with strategy.scope():
@@ -70,7 +70,7 @@ for thread in threads:
 del engine.shards[0].fence
 
 fit(again)
-incarnations = [int(shard.books().rows[1, INCARNATION]) for shard in engine.shards]
+incarnations = [int(shard.counters().rows[1, INCARNATION]) for shard in engine.shards]
 incarnations.append(engine.store.incarnations[1])
 expected = STEPS * (first.epochs + again.epochs)
 print("RESULT", json.dumps([incarnations, before, steps(), strategy.steps, expected]), flush=True)

@@ -111,12 +111,12 @@ def stopped(*undone):
 def joins():
     context, addresses = connect([0])
     return [
-        untold(context, {1: addresses[1]}, _tf_remote._changing),
-        untold(context, {2: addresses[2]}, Never()),
+        lacking(context, {1: addresses[1]}, _tf_remote._changing),
+        lacking(context, {2: addresses[2]}, Never()),
     ]
 
 
-def untold(context, joining, lock):
+def lacking(context, joining, lock):
     _tf_remote._changing = lock
     old, new = [make(k) for k in range(FUNCTIONS)], []
     ended = threading.Event()
