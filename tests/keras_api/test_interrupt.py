@@ -132,34 +132,69 @@ def test_within_a_step(cluster, step):
     helpers.assert_ledger_balances(strategy)
 
 
+class Raises(keras.layers.Layer):
+    """Ctrl-C, as often as it says, when it is traced for the first time; and what was traced."""
+
+    def __init__(self, times):
+        super().__init__()
+        self.times, self.traced, self.ended = times, 0, 0
+
+    def call(self, inputs, training=False):
+        if training and isinstance(inputs, tf.Tensor):  # not Keras's symbolic build
+            self.traced += 1
+            for _ in range(self.times if self.traced == 1 else 0):
+                signal.raise_signal(signal.SIGINT)
+            self.ended += 1
+        return inputs
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_while_a_step_is_traced(times, capsys):
-    """One signal waits for the end of the trace, and is told so; a second does not wait."""
-    traced, ended = [], []
-
-    class Interrupts(keras.layers.Layer):
-        def call(self, inputs, training=False):
-            if training and isinstance(inputs, tf.Tensor):  # not Keras's symbolic build
-                traced.append(inputs)
-                if len(traced) == 1:
-                    for _ in range(times):
-                        signal.raise_signal(signal.SIGINT)
-                ended.append(inputs)
-            return inputs
-
+    """One signal waits until a variable is read or written, and is told so; a second does not."""
+    raises, after = Raises(times), Raises(0)
     strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
     interrupts.not_where_it_does_harm()  # as the first `fit` of a process would have it
     handler = signal.getsignal(signal.SIGINT)
     with strategy.scope():
-        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=[Interrupts()])
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        extra = [raises, dense, after]
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0), extra=extra)
     with pytest.raises(KeyboardInterrupt):
         model.fit(*helpers.ones(20), batch_size=2, verbose=0)
-    assert len(traced) == 1
-    assert len(ended) == 2 - times
-    assert capsys.readouterr().err.count("Ctrl-C ends fit when its step is traced") == 1
+    assert raises.traced == 1
+    assert raises.ended == 2 - times
+    assert after.traced == 0  # the layer between them was not left to be traced whole
+    assert capsys.readouterr().err.count("Ctrl-C ends fit as soon as the trace of its step") == 1
+    model.fit(*helpers.ones(20), batch_size=2, verbose=0)
+    assert strategy.steps == 10
+    helpers.assert_ledger_balances(strategy)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_while_a_shard_s_update_is_traced():
+    """After the step itself: what shards do by it."""
+
+    class Optimizer(keras.optimizers.SGD):
+        updates = 0
+
+        def update_step(self, gradient, variable, learning_rate):
+            Optimizer.updates += 1
+            if Optimizer.updates == 1:
+                signal.raise_signal(signal.SIGINT)
+            super().update_step(gradient, variable, learning_rate)
+            if Optimizer.updates == 1:
+                Optimizer.updates = 2  # never: the update writes the variable
+
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(2))
+    interrupts.not_where_it_does_harm()
+    with strategy.scope():
+        model = helpers.constant_gradient_model(Optimizer(1.0))
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(*helpers.ones(20), batch_size=2, verbose=0)
+    assert Optimizer.updates == 1
     model.fit(*helpers.ones(20), batch_size=2, verbose=0)
     assert float(model.get_weights()[0][0, 0]) == -strategy.steps == -10
-    assert signal.getsignal(signal.SIGINT) is handler
+    helpers.assert_ledger_balances(strategy)
 
 
 class Key:

@@ -13,12 +13,16 @@ from typing import Any
 from tf_dsgd import _tf
 from tf_dsgd.console import say
 
-TRACES = "Ctrl-C ends fit when its step is traced; a second one, at once"
+TRACES = "Ctrl-C ends fit as soon as the trace of its step can be left; a second one, at once"
 _AGAIN_SECONDS = 0.01
+_points: list[Callable[[], None]] = []
+"""Of the blocks that the main thread is in, what lets an interrupt through at a point."""
 
 
 @contextlib.contextmanager
-def held_back(at_most: int | None = None, said: str = "") -> Iterator[Callable[[], None]]:
+def held_back(
+    at_most: int | None = None, said: str = "", *, until_a_point: bool = False
+) -> Iterator[Callable[[], None]]:
     """Within, SIGINT waits until the end of the block, or until what this yields is called.
 
     Its handler then runs as it would have. A message that a worker has numbered must reach the
@@ -30,6 +34,7 @@ def held_back(at_most: int | None = None, said: str = "") -> Iterator[Callable[[
     Args:
         at_most: so many signals wait; the next is not held back, for a user who has waited enough.
         said: to whoever interrupts, at once, if it waits.
+        until_a_point: whether it comes at `point`, too.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -51,11 +56,19 @@ def held_back(at_most: int | None = None, said: str = "") -> Iterator[Callable[[
                 say(said)
 
     signal.signal(signal.SIGINT, receive)
+    _points.extend([let_through] * until_a_point)
     try:
         yield let_through
     finally:
+        del _points[len(_points) - until_a_point :]
         signal.signal(signal.SIGINT, handler)
     let_through()
+
+
+def point() -> None:
+    """Where an interrupt may come while a step is traced: as an error of the step's own would."""
+    if _points and threading.current_thread() is threading.main_thread():
+        _points[-1]()
 
 
 def not_swallowed() -> None:

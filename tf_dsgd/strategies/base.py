@@ -337,7 +337,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             )
 
         if is_distributed(fn):
-            with held_back(at_most=1, said=TRACES):
+            with held_back(at_most=1, said=TRACES, until_a_point=True):
                 program = self._program(fn, token, with_batch)
             if program is not None:
                 if program.of_keras and not tf.executing_eagerly():

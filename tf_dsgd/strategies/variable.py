@@ -45,6 +45,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.engine import interrupts
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.snapshots import Snapshots
 from tf_dsgd.strategies.tracing import check_distributed, current_trace
@@ -265,6 +266,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
         trace = current_trace()
+        if trace is not None:
+            interrupts.point()
         if trace is not None and id(self) in trace.values:
             return trace.values[id(self)]
         if trace is not None and trace.view is not None and trace.view.has(self):
@@ -348,6 +351,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return self
         check_distributed()
         if trace is not None:
+            interrupts.point()
             trace.written[id(self)] = self
             if not method.startswith("scatter_"):
                 trace.rewritten.add(id(self))
