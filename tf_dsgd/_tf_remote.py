@@ -139,7 +139,7 @@ class SynchronousExecutor:
 # Whether tasks may be told of things in a stream; TensorFlow reads it each time. TF 2.21.
 _STREAMING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 # How long a call is made again until its function counts as lost on the way, and how often.
-_UNTOLD_SECONDS = 5.0
+_LACKING_SECONDS = 5.0
 _AGAIN_SECONDS, _MOST_AGAIN_SECONDS = 0.002, 0.1
 
 
@@ -184,7 +184,7 @@ def tell_without_waiting() -> None:
                 return call_function(name, *args)
             except tf.errors.NotFoundError as error:
                 now = time.monotonic()
-                deadline = deadline or now + _UNTOLD_SECONDS  # the call itself may have waited
+                deadline = deadline or now + _LACKING_SECONDS  # the call itself may have waited
                 if not _tf_errors.says_lacks_function(error, name.decode()) or now > deadline:
                     raise
             time.sleep(pause)

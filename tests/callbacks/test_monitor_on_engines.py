@@ -119,7 +119,7 @@ def test_the_time_of_sleeping_workers():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sampling_does_not_drain(engine, tmp_path, monkeypatch):
-    """Between the first and the last mini-batch of an epoch nobody asks the engine to settle."""
+    """Between the first and the last mini-batch of an epoch nobody asks the engine to drain."""
     strategy = tf_dsgd.DownpourStrategy(ENGINES[engine]())
     model = make(strategy)
     fit(model, 4)

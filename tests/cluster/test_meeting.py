@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import os
+import threading
 import time
 
 import numpy as np
@@ -175,3 +176,19 @@ def test_meetings_leave_no_thread(monkeypatch):
 
         before = meet(50)
         assert meet(200) < before + 20
+
+
+def test_one_that_begins_late_is_waited_for_and_then_has_its_time(monkeypatch):
+    begun = threading.Event()
+
+    def work(group):
+        if group.rank:
+            begun.wait(10.0)
+            time.sleep(0.9 * group.timeout_seconds)  # of what the other waits for its server
+        begun.set()
+        return [group.meet(k).tolist() for k in (7, 8)]
+
+    with groups(2, monkeypatch) as (made, _):
+        for group in made:
+            group.timeout_seconds = 3.0
+        assert in_each(made, work) == [[[[7], [7]], [[8], [8]]]] * 2

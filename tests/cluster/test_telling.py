@@ -12,7 +12,7 @@ from tests.cluster.observing import MODULE, SCRIPTS, exit_of, log, report
 pytestmark = pytest.mark.slow
 
 SILENT_SECONDS = 8.0
-"""Of `scripts/telling.py`: after so long, or half as long again, a ping counts as not answered."""
+"""Of `scripts/telling.py`: within so long a ping counts as not answered."""
 SCRIPT = str(SCRIPTS / "telling.py")
 
 

@@ -112,7 +112,7 @@ def test_pings_of_channels(monkeypatch):
         "grpc.keepalive_time_ms": "1000",
         "grpc.keepalive_timeout_ms": "7000",
         "grpc.http2.ping_timeout_ms": "7000",
-        "grpc.min_reconnect_backoff_ms": "1000",
+        "grpc.min_reconnect_backoff_ms": "2000",
         "grpc.max_reconnect_backoff_ms": "2000",
         "grpc.http2.max_pings_without_data": "1",
     }

@@ -1,4 +1,4 @@
-"""Ctrl-C between two turns, or behind a trace, instead of within one; and not swallowed."""
+"""Ctrl-C between two turns, or where a trace bears it, instead of anywhere; and not swallowed."""
 
 from __future__ import annotations
 
@@ -56,17 +56,24 @@ def held_back(
                 say(said)
 
     signal.signal(signal.SIGINT, receive)
-    _points.extend([let_through] * until_a_point)
+    _points.append(let_through if until_a_point else _nothing)
     try:
         yield let_through
     finally:
-        del _points[len(_points) - until_a_point :]
+        _points.pop()
         signal.signal(signal.SIGINT, handler)
     let_through()
 
 
+def _nothing() -> None:
+    """Nothing comes through."""
+
+
 def point() -> None:
-    """Where an interrupt may come while a step is traced: as an error of the step's own would."""
+    """Where an interrupt may come while a step is traced: as an error of the step's own would.
+
+    Such errors are provided for; in the middle of TensorFlow's code they would not be.
+    """
     if _points and threading.current_thread() is threading.main_thread():
         _points[-1]()
 

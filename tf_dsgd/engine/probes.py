@@ -63,10 +63,11 @@ class Probes:
         unheard = probing.not_answering(addresses, patience)
         self._have_answer(addresses - unheard)
         suspects = liveness.probed(asked, time.monotonic(), addresses - unheard, unheard)
-        # Some may have come back while others were asked.
-        last = deadlines.last_question(self._timeout)
-        silent = probing.not_answering(suspects & unheard, last)
-        silent |= suspects - unheard
+        # Some may have come back while others were asked, or are slow.
+        again, asked = (suspects & unheard) - liveness.silent, time.monotonic()
+        silent = probing.not_answering(again, deadlines.last_question(self._timeout))
+        liveness.answered(again - silent, asked, time.monotonic())
+        silent |= suspects - again
         self.condemn(silent)
         # TensorFlow waits for one that is lost, too, as it leaves.
         for address in connection.with_partners(silent):

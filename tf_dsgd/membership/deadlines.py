@@ -82,8 +82,11 @@ def ping(timeout_seconds: float) -> tuple[float, float]:
 
 
 def last_question(timeout_seconds: float) -> float:
-    """How long a task that has been silent for almost too long is asked for the last time."""
-    return min(PROBE_SECONDS, timeout_seconds / 8)
+    """How long a task that has been silent for almost too long is asked for the last time.
+
+    Longer than before: one that is slow, but answers, is there.
+    """
+    return min(ANSWER_SECONDS, timeout_seconds / 4)
 
 
 def glance(timeout_seconds: float) -> float:

@@ -30,6 +30,8 @@ class Liveness:
         self._silent: frozenset[str] = frozenset()
         self._heard: dict[str, float] = {}
         """When each was last asked what it answered; or for the first time."""
+        self._probed: float | None = None
+        """When the last round of probes ended."""
         self._unheard: dict[str, float] = {}
         """Of those that did not answer the last probe."""
         self._unresponsive: frozenset[str] = frozenset()
@@ -57,6 +59,12 @@ class Liveness:
             answered: who answered.
             unheard: who did not.
         """
+        # Of time in which this process itself stood still nobody was silent.
+        most = 2 * deadlines.probe_every(self._timeout) + deadlines.glance(self._timeout)
+        if self._probed is not None and now - self._probed > most:
+            surplus = now - self._probed - most
+            self._heard = {a: since + surplus for a, since in self._heard.items()}
+        self._probed = now
         self._heard.update(dict.fromkeys(answered, asked))
         self._unheard = {a: self._heard.setdefault(a, asked) for a in unheard}
         # At the address of one that ended may be another next.
@@ -67,6 +75,12 @@ class Liveness:
         most = deadlines.suspected_after(self._timeout)
         late = {a for a, since in self._unheard.items() if now - since >= most}
         return late | self._unresponsive
+
+    def answered(self, addresses: Set[str], asked: float, now: float) -> None:
+        """After suspects were asked once more, from `asked` to `now`: these are there."""
+        self._probed = now
+        self._heard.update(dict.fromkeys(addresses, asked))
+        self._unheard = {a: s for a, s in self._unheard.items() if a not in addresses}
 
     def suspects_in(self, now: float) -> float:
         """Seconds until the next of those that do not answer will have been silent for too long.

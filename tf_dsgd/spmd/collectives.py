@@ -74,13 +74,14 @@ class Group:
         if self.size == 1:
             return np.stack(rows)
         with self.unbroken():
-            deadline = time.monotonic() + self.timeout_seconds
+            self.sessions()  # which waits for all to begin
             self._meetings += 1
             message = np.array([self._own_mark, self._meetings, *numbers], np.int64)
             told = {rank: self._tell(rank, message) for rank in self.others}
             for rank, running in told.items():
                 running.result(functools.partial(self._look, [rank]))
             hear = self.program("hear", self._hearing)
+            deadline = time.monotonic() + self.timeout_seconds
             for rank in self.others:
                 look = functools.partial(self._look, self.others[self.others.index(rank) :])
                 met = None
@@ -122,11 +123,12 @@ class Group:
 
     def texts(self, text: str) -> list[str]:
         """Everybody's text."""
-        data = text.encode()
-        sizes = self.meet(len(data))[:, 0]
-        padded = np.frombuffer(data.ljust(-(-int(sizes.max() + 1) // 8) * 8, b"\0"), np.int64)
-        rows = self.meet(*padded.tolist())
-        return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
+        with self.unbroken():
+            data = text.encode()
+            sizes = self.meet(len(data))[:, 0]
+            padded = np.frombuffer(data.ljust(-(-int(sizes.max() + 1) // 8) * 8, b"\0"), np.int64)
+            rows = self.meet(*padded.tolist())
+            return [row.tobytes()[:size].decode() for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The arrays of the first process, bit for bit, whatever their types."""
@@ -141,16 +143,19 @@ class Group:
         parts = _parts(len(words), 8)
         sizes = [stop - start for start, stop in parts]
         at = 0 if self.rank == 0 else None
-        program = self.program(("copy", len(words)), lambda: self._copying(sizes), at)
-        fed, given, taken, freed = program.wires
-        if self.rank == 0:
-            slices = (words[start:stop] for start, stop in parts)
-            program.run(given, dict(zip(fed, slices, strict=True)))
-        self.agree(len(words))
-        received = data if self.rank == 0 else np.concatenate(program.run(taken, {})).view(np.uint8)
-        self.agree(len(words))
-        if self.rank == 0:
-            program.run(freed, {})
+        with self.unbroken():
+            program = self.program(("copy", len(words)), lambda: self._copying(sizes), at)
+            fed, given, taken, freed = program.wires
+            if self.rank == 0:
+                slices = (words[start:stop] for start, stop in parts)
+                program.run(given, dict(zip(fed, slices, strict=True)))
+            self.agree(len(words))
+            received = (
+                data if self.rank == 0 else np.concatenate(program.run(taken, {})).view(np.uint8)
+            )
+            self.agree(len(words))
+            if self.rank == 0:
+                program.run(freed, {})
         return [
             received[end - array.nbytes : end].view(array.dtype).reshape(array.shape)
             for array, end in zip(mine, ends, strict=True)

@@ -29,11 +29,12 @@ def configure(timeout_seconds: float) -> None:
     the user where the environment variable TF_GRPC_DEFAULT_OPTIONS is set.
     """
     after, answer = deadlines.ping(timeout_seconds)
+    connect = min(max(timeout_seconds / 4, 1.0), deadlines.CONNECT_SECONDS)
     options = {
         "grpc.keepalive_time_ms": after,
         "grpc.keepalive_timeout_ms": answer,
         "grpc.http2.ping_timeout_ms": answer,  # of pings that measure how fast data come
-        "grpc.min_reconnect_backoff_ms": min(max(after, 1.0), deadlines.CONNECT_SECONDS),
+        "grpc.min_reconnect_backoff_ms": connect,
         "grpc.max_reconnect_backoff_ms": deadlines.CONNECT_SECONDS,
     }
     told = [f"{k}={max(1, min(round(1e3 * v), _MOST_MS))}" for k, v in options.items()]

@@ -21,7 +21,7 @@ from tests.conformance import registry
 EXAMPLES, BATCH = 2000, 4
 TIMEOUT = 5.0
 # Two are killed and one is stopped until it counts as lost: all but one, at the same time. On a
-# busy machine that takes longer than `noticed_within` says.
+# busy machine that takes longer than that takes.
 SCRIPT = [
     faults.fail_at(0, 20),
     faults.fail_at(1, 35),

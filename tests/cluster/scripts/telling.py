@@ -134,7 +134,7 @@ def lacking(context, joining, lock):
     ended.set()
     thread.join()
     time.sleep(1.0)  # for what is in the stream
-    _tf_remote._UNTOLD_SECONDS = 0.0
+    _tf_remote._LACKING_SECONDS = 0.0
     lost = 0
     (index,) = joining
     with tf.device(f"/job:worker/task:{index}"):
