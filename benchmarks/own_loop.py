@@ -28,6 +28,9 @@ import bare_cluster
 import contenders
 import processor_time
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import (  # noqa: TID251 - as `fit` reads
+    ArrayDataAdapter,
+)
 
 PREFETCHED = 4
 """Calls' mini-batches that the chief has ready."""
@@ -42,7 +45,11 @@ class Spec(bare.Spec):
     kind: str = "threads"
     """`threads` of this process, or `processes` with a ps."""
     data: str = "arrays"
-    """`arrays`: the chief's; `files`: each worker reads its own."""
+    """`arrays`: the chief's; `files`: each worker reads its own; `adapter`: the chief's arrays, by
+    what `fit` makes of them, a mini-batch at a time; for threads."""
+    sums: bool = False
+    """Whether gradients are added up beside each local step, as Downpour does, and their sum is
+    pushed; else two models are subtracted."""
     flat: bool = True
     examples: int = 12_800
 
@@ -96,6 +103,13 @@ def file_of(spec: Spec, worker: int, folder: str) -> Any:
     return iter(dataset.map(contenders.decode))
 
 
+def adapter_of(spec: Spec) -> Any:
+    """An iterator over the mini-batches that `fit` makes of arrays, epoch after epoch."""
+    x, y = contenders.make_data(made(spec))
+    adapter = ArrayDataAdapter(x, y, batch_size=spec.batch_size, shuffle=True)
+    return iter(adapter.get_tf_dataset().repeat().prefetch(tf.data.AUTOTUNE))
+
+
 class Worker:
     """One worker: a model of its own, and a function that makes the steps of a call.
 
@@ -113,6 +127,7 @@ class Worker:
             self.model.optimizer.build(self.model.trainable_variables)
             self.model.train_step(self._first())  # the metrics' variables are made, on the device
             self.weights = [variable.value for variable in self.model.trainable_variables]
+            self.sums = [tf.Variable(tf.zeros_like(w)) for w in self.weights] if spec.sums else []
             self.iterator = read() if read else None
 
     def _first(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -148,6 +163,8 @@ class Worker:
 
     def _local_step(self, given: Sequence[tf.Tensor], k: tf.Tensor) -> None:
         gradients = self._gradients(*self._batch(given, k))
+        for total, gradient in zip(self.sums, gradients, strict=False):
+            total.assign_add(gradient, read_value=False)
         pairs = zip(gradients, self.model.trainable_variables, strict=True)
         self.model.optimizer.apply_gradients(pairs)
 
@@ -162,7 +179,12 @@ class Worker:
                 return
             base = self.shared.fetch()
             self._take(base)
+            for total in self.sums:
+                total.assign(tf.zeros_like(total), read_value=False)
             bare.loop(self.spec.period, functools.partial(self._local_step, given), first)
+            if self.sums:
+                self.shared.push([total.read_value() for total in self.sums], by_rate=True)
+                return
             now = [mine.read_value() for mine in self.weights]
             changes = [b - n for b, n in zip(base, now, strict=True)]
             self.shared.push(changes, by_rate=False)
@@ -177,9 +199,12 @@ def trained(
 ) -> dict:
     """Trains for a while, a worker on each device."""
     arrays = arrays_of(spec) if spec.data == "arrays" else None
+    adapter = adapter_of(spec) if spec.data == "adapter" else None
     workers = []
     for m, device in enumerate(devices):
         read = None if arrays else functools.partial(file_of, spec, m, folder)
+        if adapter is not None:
+            read = lambda: adapter  # noqa: E731 - one for all, as `fit` has one
         workers.append(Worker(spec, shared, device, read))
 
     def call(worker: Worker) -> None:

@@ -20,6 +20,7 @@ from cluster_throughput import Contender, launched
 
 PLAIN_20 = "plain fit, steps_per_execution=20"
 OWN_THREADS_20 = "own loop, two threads, periods of 20"
+OWN_SUMS_20 = "own loop, two threads, periods of 20, gradients added up, fit's dataset"
 OWN_THREADS_1 = "own loop, two threads, periods of 1"
 OWN_ARRAYS_20 = "own loop, two processes, periods of 20"
 OWN_FILES_20 = "own loop, two processes, periods of 20, workers read files"
@@ -49,6 +50,10 @@ def threads(options: argparse.Namespace) -> Group:
     ours = "Downpour, periods of 20"
     return {
         OWN_THREADS_20: (own("threads", options.seconds, period=20), limits.THREADS, ""),
+        OWN_SUMS_20: (
+            own("threads", options.seconds, period=20, sums=True, data="adapter"),
+            *far,
+        ),
         ours: (fitted(**every_20), *far),
         f"{ours}, steps_per_execution=20": (fitted(**every_20, steps_per_execution=20), *far),
         f"{ours}, 3 workers": (fitted(**every_20, workers=3), *far),
