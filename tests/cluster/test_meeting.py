@@ -5,6 +5,7 @@ import contextlib
 import os
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -179,16 +180,23 @@ def test_meetings_leave_no_thread(monkeypatch):
 
 
 def test_one_that_begins_late_is_waited_for_and_then_has_its_time(monkeypatch):
-    begun = threading.Event()
-
-    def work(group):
-        if group.rank:
-            begun.wait(10.0)
-            time.sleep(0.9 * group.timeout_seconds)  # of what the other waits for its server
-        begun.set()
-        return [group.meet(k).tolist() for k in (7, 8)]
-
+    """The other waits for its server for all the time there is, by a clock that jumps."""
+    jumped, late = threading.Event(), [0.0]
+    clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + late[0], sleep=time.sleep)
+    monkeypatch.setattr(collectives, "time", clock)
     with groups(2, monkeypatch) as (made, _):
-        for group in made:
-            group.timeout_seconds = 3.0
+        awaits = made[0]._await_servers
+
+        def long():
+            awaits()
+            late[0] += made[0].timeout_seconds
+            jumped.set()
+
+        monkeypatch.setattr(made[0], "_await_servers", long)
+
+        def work(group):
+            group.sessions() if group.rank else None
+            assert not group.rank or jumped.wait(20.0)
+            return [group.meet(k).tolist() for k in (7, 8)]
+
         assert in_each(made, work) == [[[[7], [7]], [[8], [8]]]] * 2

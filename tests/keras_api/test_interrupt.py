@@ -171,6 +171,24 @@ def test_while_a_step_is_traced(times, capsys):
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_block_within_keeps_what_a_block_around_it_would_let_through():
+    """As the rounds of a drain within the trace of another step."""
+    came = []
+
+    def interrupted():
+        with interrupts.held_back(until_a_point=True):
+            signal.raise_signal(signal.SIGINT)
+            with interrupts.held_back():
+                interrupts.point()
+                came.append("within")
+            interrupts.point()
+            came.append("after")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert came == ["within"]
+
+
 def test_while_a_shard_s_update_is_traced():
     """After the step itself: what shards do by it."""
 

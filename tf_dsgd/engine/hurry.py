@@ -20,7 +20,7 @@ class Scheduler(Protocol):
     def limit(self, task: Task) -> int: ...
 
 
-def may_make(scheduler: Scheduler, task: Task) -> bool:
+def makes_round(scheduler: Scheduler, task: Task) -> bool:
     """Whether a worker makes the round: the last that did, or any if that one cannot now."""
     last = scheduler.hurried_last
     if last is None or last is task or last.state is not TaskState.IDLE or last.leases:

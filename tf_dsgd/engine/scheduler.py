@@ -143,7 +143,7 @@ class Scheduler:
             steps = self.exchange.share(steps, self.available, len(self.tasks))
         if self.available >= steps:
             return steps
-        at_once = self.draining or (self.hurried and hurry.may_make(self, task))
+        at_once = self.draining or (self.hurried and hurry.makes_round(self, task))
         return self.available if steps and (at_once or self.available >= self.portion(steps)) else 0
 
     def portion(self, steps: int) -> int:

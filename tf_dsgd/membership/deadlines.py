@@ -99,6 +99,4 @@ def suspected_after(timeout_seconds: float) -> float:
 
     The last question, and the probe before it, end within the user's timeout.
     """
-    return (
-        timeout_seconds - last_question(timeout_seconds) - min(GLANCE_SECONDS, timeout_seconds / 8)
-    )
+    return timeout_seconds - last_question(timeout_seconds) - glance(timeout_seconds)

@@ -82,8 +82,8 @@ class Group:
                 running.result(functools.partial(self._look, [rank]))
             hear = self.program("hear", self._hearing)
             deadline = time.monotonic() + self.timeout_seconds
-            for rank in self.others:
-                look = functools.partial(self._look, self.others[self.others.index(rank) :])
+            for k, rank in enumerate(self.others):
+                look = functools.partial(self._look, self.others[k:])
                 met = None
                 while met != self._meetings:  # else it is an earlier message, again
                     running = hear.begin(hear.wires[rank], {}, deadline)

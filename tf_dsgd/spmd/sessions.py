@@ -16,7 +16,7 @@ befall a Recv, in the middle. Then it runs again (`Program.begin`), and a graph 
 - What others are given may come again, and they know what they have.
 - Nothing on another's server waits for a tensor from here. Where our part, which would send it, is
   refused, TensorFlow may ask the other server to end its part before that has quite begun; then it
-  goes on waiting, and the run never ends, not even when its time is over (seen twice in 80,000
+  goes on waiting, and the run never ends, not even when its time is over (three times in 200,000
   rounds). What is fed is such a tensor, so what is given to another runs in a session on its
   server.
 
