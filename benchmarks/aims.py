@@ -78,7 +78,7 @@ def in_group(name: str, index: int, one: str, *others: str) -> Callable[[], Valu
 
 
 def in_loops(group: str, one: str, *others: str) -> Callable[[], Values]:
-    return in_group("own_loops", list(own_loops.GROUPS).index(group), one, *others)
+    return in_group(f"own_loops_{group}", 0, one, *others)
 
 
 def epoch(kind: str) -> Callable[[], Values]:
@@ -231,19 +231,19 @@ def threads() -> list[Aim]:
             "threads, periods of 20, of two bare threads",
             0.85,
             in_loops("threads", f"{ours} 20", limits.THREADS),
-            in_loops("threads", own.OWN_THREADS_20, limits.THREADS),
+            in_loops("threads", own.OWN_SUMS_20, limits.THREADS),
         ),
         Aim(
             "threads, periods of 20, beside plain `fit` at its best",
             1.5,
             in_loops("threads", f"{ours} 20", own.PLAIN_20),
-            in_loops("threads", own.OWN_THREADS_20, own.PLAIN_20),
+            in_loops("threads", own.OWN_SUMS_20, own.PLAIN_20),
         ),
         Aim(
             "threads, periods of 1, of the bare loop with locked pushes",
             0.85,
             in_loops("threads", f"{ours} 1", limits.PUSHES_1),
-            in_loops("threads", own.OWN_THREADS_1, limits.PUSHES_1),
+            in_loops("threads", own.OWN_FIT_1, limits.PUSHES_1),
         ),
     ]
 

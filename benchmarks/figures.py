@@ -24,6 +24,7 @@ import epoch_cost
 import first_fit
 import fit_throughput
 import growth
+import long_run
 import own_loops
 import runs
 
@@ -128,9 +129,12 @@ def models() -> str:
 
 def loops() -> str:
     """All contenders of `own_loops.py`."""
-    record = published("own_loops")
-    tables = [f"{group['title']}:\n\n{own_loops.table(group)}" for group in record["groups"]]
-    return "\n\n".join([runs.heading(record), *tables])
+    parts = []
+    for name in own_loops.GROUPS:
+        record = published(f"own_loops_{name}")
+        (group,) = record["groups"]
+        parts += [runs.heading(record), f"{group['title']}:", own_loops.table(group)]
+    return "\n\n".join(parts)
 
 
 def first_fits() -> str:
@@ -150,6 +154,12 @@ def how_costs_grow() -> str:
     record = published("growth")
     tables = [f"{group['title']}:\n\n{growth.table(group)}" for group in record["groups"]]
     return "\n\n".join([runs.heading(record), *tables])
+
+
+def long_runs() -> str:
+    """All ways of `long_run.py`."""
+    records = [published(f"long_run_{place}") for place in ("threads", "processes")]
+    return "\n\n".join(f"{runs.heading(each)}\n\n{long_run.table(each)}" for each in records)
 
 
 def accuracy() -> str:
@@ -188,6 +198,7 @@ BLOCKS = {
     "aims": aims.table,
     "first fit": first_fits,
     "epoch cost": epochs,
+    "long runs": long_runs,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,
     "claims": pages.all_claims,

@@ -22,6 +22,7 @@ PLAIN_20 = "plain fit, steps_per_execution=20"
 OWN_THREADS_20 = "own loop, two threads, periods of 20"
 OWN_SUMS_20 = "own loop, two threads, periods of 20, gradients added up, fit's dataset"
 OWN_THREADS_1 = "own loop, two threads, periods of 1"
+OWN_FIT_1 = "own loop, two threads, periods of 1, a call a step, fit's dataset"
 OWN_ARRAYS_20 = "own loop, two processes, periods of 20"
 OWN_FILES_20 = "own loop, two processes, periods of 20, workers read files"
 OWN_ARRAYS_1 = "own loop, two processes, periods of 1"
@@ -59,6 +60,10 @@ def threads(options: argparse.Namespace) -> Group:
         f"{ours}, 3 workers": (fitted(**every_20, workers=3), *far),
         f"{ours}, 4 workers": (fitted(**every_20, workers=4), *far),
         OWN_THREADS_1: (own("threads", options.seconds, period=1), limits.PUSHES_1, ""),
+        OWN_FIT_1: (
+            own("threads", options.seconds, period=1, steps_per_call=1, data="adapter"),
+            *near,
+        ),
         "Downpour, periods of 1": (fitted(**every_1), *near),
         "Downpour, periods of 1, steps_per_execution=20": (
             fitted(**every_1, steps_per_execution=20),

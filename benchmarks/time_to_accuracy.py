@@ -84,7 +84,12 @@ def contenders(group: str) -> dict[str, dict]:
             "MirroredStrategy": {"kind": "mirrored"},
         }
     if group == "processes":
-        found = {**of("downpour", 1, 20), **of("averaging", 5, 20)}
+        found = {
+            **of("downpour", 1, 20),
+            **softsync,
+            **of("averaging", 5, 20),
+            **of("elastic", 5),
+        }
     else:
         found = {**of("averaging", 1, 20), **of("downpour", 1, 20), **softsync, **of("elastic", 20)}
     common = {"processes": True, "slow": group == "straggler"}

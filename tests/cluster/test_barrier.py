@@ -52,7 +52,7 @@ def test_what_a_stopped_worker_is_late_with_is_done_by_another(strategy, run):
     than a late one.
     """
     options = (*MODULE, "--workers", "3", "--ps", "2")
-    with processes.started(*options, str(SCRIPTS / "late.py"), *strategy) as process:
+    with processes.started(*options, str(SCRIPTS / "straggler.py"), *strategy) as process:
         seconds, reasons = report(process, "DONE", 180.0)
         assert exit_of(process, 60.0)[0] == 0, log(process)
     assert seconds < 60.0
@@ -82,7 +82,7 @@ def test_without_ps_tasks_a_lost_worker_is_an_error_that_names_it(number):
 def test_nobody_waits_as_a_late_worker_counts_as_lost():
     """Workers' threads, which end with an epoch, once waited 20 s for its variables to be freed."""
     options = ("--workers", "3", "--ps", "1")
-    with processes.started(*MODULE, *options, str(SCRIPTS / "late_then_lost.py")) as process:
+    with processes.started(*MODULE, *options, str(SCRIPTS / "straggler_then_lost.py")) as process:
         longest, lost, steps, expected = report(process, "RESULT", 200.0)
         assert exit_of(process, 90.0)[0] == 0, log(process)
     assert lost and steps == expected

@@ -136,7 +136,7 @@ def test_what_a_codec_sent_and_what_it_keeps_is_the_sum_of_the_gradients(kind):
     kept = sum(copy.numpy()[:, 0] for copy in residual.copies)
     np.testing.assert_array_equal(sent + kept, gradients(x).sum(0))
     assert np.abs(sent).max() > 0 and all(np.abs(c.numpy()).max() < 1.5 for c in residual.copies)
-    assert not strategy.engine.program.can_be_late
+    assert not strategy.engine.program.has_backup_tasks
 
 
 def test_a_lost_message_of_a_codec_with_a_residual_is_not_computed_again():

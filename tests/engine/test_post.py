@@ -53,10 +53,10 @@ def test_a_message_counts_when_all_have_it():
     assert boxes.missing(key) == [1, 2]
     boxes.arrived(1, boxes.entry(1), key)
     with pytest.raises(RuntimeError, match=r"missing: \[2\]"):
-        boxes.count(key)
+        boxes.number(key)
     assert boxes.due(1).messages == ()
     boxes.leaves(2)
-    assert boxes.count(key) == 1
+    assert boxes.number(key) == 1
     assert boxes.due(1).messages == boxes.due(0).messages == ((key, 1),)
 
 
@@ -80,13 +80,13 @@ def test_who_joins_lacks_what_came_before_and_after_its_model():
     for n in (1, 2):
         key = boxes.key()
         boxes.posted(0, key)
-        assert boxes.count(key) == n
+        assert boxes.number(key) == n
     boxes.joins(1, 0, 1)
     third = boxes.key()
     boxes.posted(0, third)
     assert boxes.missing(third) == [1]
     boxes.arrived(1, boxes.entry(1), third)
-    boxes.count(third)
+    boxes.number(third)
     assert boxes.lacks(1) == [2]
     with pytest.raises(RuntimeError, match=r"Worker 1 lacks"):
         boxes.begins(1)
@@ -112,7 +112,7 @@ def test_all_is_sent_to_who_has_not_begun_and_can_give_it():
     boxes.posted(0, key)
     assert boxes.missing(key) == [1] and boxes.is_full(1, 3) and not boxes.has_begun(1)
     boxes.arrived(1, boxes.entry(1), key)
-    assert boxes.count(key) == 6
+    assert boxes.number(key) == 6
     assert boxes.giver(1) == 0
     boxes.leaves(0)
     assert boxes.giver(1) is None and boxes.giver(2) == 1

@@ -247,7 +247,7 @@ def test_another_schedule_is_refused(scheduled, other, tmp_path):
         ("downpour_bounded", 3),
     ],
 )
-def test_late_workers_go_on(case, save_freq, tmp_path):
+def test_stragglers_go_on(case, save_freq, tmp_path):
     """What they have under way is not in the checkpoint; it is refused at the same moment."""
     slow = tf_dsgd.LogNormal(9.0, 0.5)
     order = {**DELAYS, "compute_seconds": [1.0, slow, 1.3], "late_after_seconds": 1.0}

@@ -52,7 +52,7 @@ class Endings:
         self.scheduler.clear(numbers)
         for process in self.processes:
             process.accrued.clear()
-        self.scheduler.stopped = self.scheduler.draining = self.scheduler.hurried = False
+        self.scheduler.stopped = self.scheduler.draining = self.scheduler.wants_short_round = False
         self.granted += self.left  # pipelines have drawn of all that an epoch was to have
         self.left, self.queue = 0, type(self.queue)()
         self.scheduler.source = self.queue
@@ -97,7 +97,7 @@ class Endings:
         """Goes on from it: in this cluster, or, once a shard or the chief was lost, in another."""
         self.restored += 1
         self.scheduler.draining = True
-        self.until_threads_end()  # also of who was overtaken
+        self.until_threads_end()  # also of a straggler
         self.scheduler.draining = False
         saved = copy.deepcopy(self.saved)
         anew = self.random.random() < 0.5

@@ -86,7 +86,7 @@ def test_histories_with_backup_tasks_on_several_shards():
 
 class CountsWhatWasRefused(Scheduler):
     def counted(self, task, lease, now):
-        refused = lease.state is LeaseState.OVERTAKEN
+        refused = lease.state is LeaseState.SUPERSEDED
         counts = super().counted(task, lease, now)
         task.number += refused
         return counts or refused
@@ -175,7 +175,7 @@ class ForgetsTheWarmStart(Scheduler):
 
 class WaitsForOne(Scheduler):
     def round_steps(self, task):
-        waits = self.hurried and self.hurried_last not in (None, task)
+        waits = self.wants_short_round and self.last_short_round not in (None, task)
         return 0 if waits else super().round_steps(task)
 
 

@@ -301,7 +301,7 @@ def test_rounds_are_in_one_call_only_where_nobody_waits_for_what_is_between():
         made = several(rule=rule)
         assert takes(made) < 3 and made.tasks[0].open.messages == 1
     made = several()
-    made.hurried = True
+    made.wants_short_round = True
     assert takes(made) == 1
     made = several()
     made.tasks[0].took = 0.1  # three would take longer than an interrupt should wait
@@ -392,7 +392,7 @@ def test_a_worker_waits_a_moment_for_mini_batches_that_do_not_come():
 def test_a_short_round_is_the_same_workers_while_it_can():
     made = scheduler(rule=Rule(20, 20))
     first, second, third = made.tasks
-    made.hurried = True
+    made.wants_short_round = True
     made.available = 1
     assert made.take(second) == 1  # any worker, at first
     made.counted(second, made.collected(second), 0.0)

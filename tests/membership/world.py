@@ -440,7 +440,7 @@ class World(Checked, Endings):
     def await_begun(self):
         """For an epoch's first mini-batch: somebody begins, whatever happens, if somebody can."""
         self.grant()
-        self.scheduler.hurried = True
+        self.scheduler.wants_short_round = True
         self.wake()
         before = self.begun
         for passed in range(self.longest_drain):
@@ -449,7 +449,7 @@ class World(Checked, Endings):
             self.in_a_wait(passed < 20)
         else:
             raise AssertionError(f"nobody begins: {self.standing()}")
-        self.scheduler.hurried = False
+        self.scheduler.wants_short_round = False
 
     def in_a_wait(self, things_happen):
         if things_happen:

@@ -16,6 +16,7 @@ import pytest
 
 import tf_dsgd.spark
 from tests.transport.test_frames import sent
+from tf_dsgd.membership.lease import LeaseState
 from tf_dsgd.spark import deepdist, gradient_task
 from tf_dsgd.transport import frames
 
@@ -343,6 +344,61 @@ def test_who_comes_while_descent_is_at_work_is_told_to_come_again():
         assert first.result(timeout=60) == {"done": True, "counted": True}
     assert [ask(1), ask(0)] == [{"done": True, "counted": n} for n in (True, False)]
     assert d._staleness == [0, 1]
+
+
+def leased():
+    """A DeepDist that adds up, and who asks it as a task does; without Spark."""
+
+    def add(model, update):
+        model["w"] += update
+
+    d = tf_dsgd.spark.DeepDist({"w": np.zeros(2)})
+    d._begin(add)
+
+    def ask(do, partition, *, epoch=0, stage=3, version=0):
+        asked = {"do": do, "partition": partition, "epoch": epoch, "stage": stage, "form": "array"}
+        asked |= {"job": 1, "seconds": 0.0, "version": version}
+        header, _ = d._answer(asked, [np.ones(2)] if do == "update" else [])
+        return header
+
+    return d, ask
+
+
+def test_of_two_tasks_of_a_partition_the_first_to_send_counts():
+    d, ask = leased()
+    for partition in (0, 1, 0):
+        assert ask("fetch", partition)["version"] == 0
+    states = {name[0]: lease.state for name, lease in d._leases.items()}
+    assert states == {0: LeaseState.SHARED, 1: LeaseState.OPEN}
+    assert [ask("update", p)["counted"] for p in (0, 1, 0)] == [True, True, False]
+    np.testing.assert_array_equal(d.model["w"], [2.0, 2.0])
+    assert {lease.state for lease in d._leases.values()} == {LeaseState.COUNTED}
+    d._end_epoch([0, 1])
+
+
+def test_who_comes_after_an_epochs_end_is_too_late():
+    """A task that Spark ran beside the one that was first, and that did not hear of its end."""
+    d, ask = leased()
+    ask("fetch", 0)
+    ask("update", 0)
+    d._end_epoch([0])
+    assert ask("fetch", 0, version=1)["version"] == 1
+    assert not ask("update", 0)["counted"]
+    assert ask("update", 0, epoch=1)["counted"]
+    assert (d._counts["updates"], d._counts["again"]) == (2, 1)
+
+
+def test_an_epoch_that_lost_a_partition_is_no_end():
+    """One whose task found no rows when it ran again was never sent, and is nobody's loss."""
+    d, ask = leased()
+    ask("fetch", 0)
+    ask("fetch", 1)
+    ask("update", 0)
+    with pytest.raises(RuntimeError, match=r"partitions \[1\] no update counts"):
+        d._end_epoch([0, 1])
+    d, ask = leased()
+    ask("fetch", 1)
+    d._end_epoch([])
 
 
 @pytest.mark.parametrize("model", [{}, 3, {"w": "text"}, {1: np.zeros(2)}])

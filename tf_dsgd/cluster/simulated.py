@@ -161,7 +161,7 @@ class SimulatedCluster(Cluster):
         names = [device.name for device in tf.config.list_logical_devices("CPU")]
         of_parts = devices.of_parts(names, 1, self.devices_per_worker) * self.num_workers
         store = Store([d[0] for d in of_parts], self._num_shards, part_devices=of_parts)
-        store.may_be_late = self._late_after is not None
+        store.has_backup_tasks = self._late_after is not None
         scheduler = Scheduler(exchange, store.tasks, backup_after=self._late_after)
         if self._schedule is not None:
             return ScheduledEngine(store, scheduler, self._schedule)

@@ -165,7 +165,7 @@ class TFCluster(Cluster):
         overlaps = exchange.push_every < exchange.fetch_every
         rounds = remote.RemoteRounds(self._connection, self._worker_timeout, overlaps)
         store = rounds.members.store
-        store.may_be_late = self._late_after is not None
+        store.has_backup_tasks = self._late_after is not None
         scheduler = Scheduler(
             exchange,
             store.tasks,

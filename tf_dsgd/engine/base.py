@@ -189,7 +189,7 @@ class Engine(abc.ABC):
             self._release_stream()
             self._program, self._stream = program, stream
             self.scheduler.source = self._source(stream)
-            self.scheduler.backs_up = program.can_be_late
+            self.scheduler.backs_up = program.has_backup_tasks
         self.scheduler.batch_bytes = stream.batch_bytes
 
     def _release_stream(self) -> None:
@@ -325,7 +325,7 @@ class Engine(abc.ABC):
 
     def restored(self, numbers: Sequence[int], handed_out: int) -> None:
         """After the shards' counters were restored: messages are numbered from `numbers` on."""
-        # Workers that were overtaken number the message that others have sent.
+        # Stragglers number the message that others have sent in their name.
         own = [n - (t.owes is not None) for n, t in zip(numbers, self.tasks, strict=True)]
         self.store.restore_sequences(own)
         numbered = self.shards[0].counters().numbered.tolist()

@@ -162,8 +162,8 @@ class Faults:
         if not task.is_present:
             return
         self._cluster.scheduler.silent(task)
-        late, clock = self._lose(task), self._cluster.turns
-        clock.after(goes_on - clock.now, functools.partial(self._come_back, task, late))
+        on_their_way, clock = self._lose(task), self._cluster.turns
+        clock.after(goes_on - clock.now, functools.partial(self._come_back, task, on_their_way))
 
     def _lose(self, task: Task) -> list[Any]:
         """Fences a worker, gives its mini-batches to others; gives its messages under way."""
@@ -178,11 +178,11 @@ class Faults:
         self.script.with_message.pop(m, None)
         return cluster.leave(task)
 
-    def _come_back(self, task: Task, late: Iterable[Any]) -> None:
+    def _come_back(self, task: Task, on_their_way: Iterable[Any]) -> None:
         """A worker joins again; what it had sent comes first, and is refused."""
         cluster = self._cluster
         cluster.take_in()
-        for message in late:
+        for message in on_their_way:
             cluster.deliver(message)
         if not cluster.scheduler.admits(task):
             raise RuntimeError(f"{task!r} joins while another completes a lease of it.")

@@ -52,7 +52,7 @@ class Scheduler(Protocol):
     longest_call: int
     available: int
     draining: bool
-    hurried: bool
+    wants_short_round: bool
     arrivals: Arrivals
     tasks: list[Task]
 
@@ -93,7 +93,7 @@ def messages(scheduler: Scheduler, task: Task) -> int:
     several = number(scheduler)
     if (
         several == 1
-        or scheduler.hurried
+        or scheduler.wants_short_round
         or not _may_make(task, several)
         or not task.fetch_next
         or task.leases

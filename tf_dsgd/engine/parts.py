@@ -78,8 +78,8 @@ class Parts:
         # Else messages are kept for a while; and in turn nobody sends in another's name.
         at_once = exchange.push_every >= exchange.fetch_every and not exchange.in_turn
         repeatable = algorithm.local.repeatable and algorithm.codec.repeatable
-        self.can_be_late = store.may_be_late and at_once and repeatable
-        """Whether a worker may be overtaken by another that sends its message."""
+        self.has_backup_tasks = store.has_backup_tasks and at_once and repeatable
+        """Whether another worker may send a straggler's message."""
         self._rule_waits = exchange.bounds_staleness
         self.worker_view = WorkerView(self)
         self._views = [ShardView(self, shard.index) for shard in shards]
@@ -431,7 +431,7 @@ class Parts:
     ) -> tf.Tensor | bool:
         """What a fetch changes on a shard: nothing once a later message came in its name."""
         fetched = functools.partial(self._server.fetched, view, worker)
-        if not (self.can_be_late and self._rule_waits):
+        if not (self.has_backup_tasks and self._rule_waits):
             return fetched()  # what it remembers is remembered anew before it counts
         return tf.cond(shard.last_message(worker) <= sequence, fetched, lambda: False)
 

@@ -196,7 +196,7 @@ class Post:
                 f"A message of worker {m} was refused, which has it counted twice or in a wrong "
                 "order. That is a defect of tf_dsgd; please report it."
             )
-        self._boxes.count(key)
+        self._boxes.number(key)
 
     # -- taking in --------------------------------------------------------------------------
 

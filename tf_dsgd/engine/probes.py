@@ -59,8 +59,8 @@ class Probes:
         liveness, every = connection.liveness, deadlines.probe_every(self._timeout)
         addresses = set(connection.addresses())
         # One that has been silent for nearly as long as it may is not waited for beyond that.
-        patience = max(deadlines.glance(self._timeout), min(every, liveness.suspects_in(asked)))
-        unheard = probing.not_answering(addresses, patience)
+        seconds = max(deadlines.glance(self._timeout), min(every, liveness.suspects_in(asked)))
+        unheard = probing.not_answering(addresses, seconds)
         self._have_answer(addresses - unheard)
         suspects = liveness.probed(asked, time.monotonic(), addresses - unheard, unheard)
         # Some may have come back while others were asked, or are slow.

@@ -94,7 +94,7 @@ class RemoteRounds(Rounds):
         _ = program.tell
         if self.overlaps:
             _ = program.ahead_on, program.deliver
-        if program.can_be_late or len(self.engine.shards) > 1:  # or messages may be cut off
+        if program.has_backup_tasks or len(self.engine.shards) > 1:  # or messages may be cut off
             _ = program.push_as
             if program.algorithm.local.repeatable:
                 _ = program.fetch_as

@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tf_dsgd.engine import hurry, in_a_row, late
+from tf_dsgd.engine import in_a_row, short_rounds, stragglers
 from tf_dsgd.engine.turns import sends_next, takes_next
 from tf_dsgd.engine.work import ANY_NUMBER, Exchange, Loss, Next, Source, What, portion
 from tf_dsgd.membership.lease import Lease, LeaseState
@@ -55,9 +55,9 @@ class Scheduler:
         """Mini-batches that workers have taken since training began; warm start counts them."""
         self.draining = False
         """Whether nothing more comes before all workers are at rest."""
-        self.hurried = False
+        self.wants_short_round = False
         """Whether somebody waits for a first mini-batch: a round begins with what there is."""
-        self.hurried_last: Task | None = None
+        self.last_short_round: Task | None = None
         """Who began last while somebody waited."""
         self.stopped = False
         """Whether nobody begins anything: after an error, or as the process ends."""
@@ -143,7 +143,7 @@ class Scheduler:
             steps = self.exchange.share(steps, self.available, len(self.tasks))
         if self.available >= steps:
             return steps
-        at_once = self.draining or (self.hurried and hurry.makes_round(self, task))
+        at_once = self.draining or (self.wants_short_round and short_rounds.makes(self, task))
         return self.available if steps and (at_once or self.available >= self.portion(steps)) else 0
 
     def portion(self, steps: int) -> int:
@@ -219,7 +219,7 @@ class Scheduler:
         messages = in_a_row.messages(self, task)
         steps = self.round_steps(task) if messages == 1 else messages
         if steps:
-            self.hurried_last = task if self.hurried else self.hurried_last
+            self.last_short_round = task if self.wants_short_round else self.last_short_round
             self.taken(task, steps, messages)
         return steps
 
@@ -277,7 +277,7 @@ class Scheduler:
         Another's message may have counted in its place, and this one, which was refused, is the
         last that it sends under that number. Or the worker was lost meanwhile: its shards tell.
         """
-        if lease.state is LeaseState.OVERTAKEN:
+        if lease.state is LeaseState.SUPERSEDED:
             self.caught_up(task)
             return False
         if lease not in task.leases or lease.incarnation != task.incarnation:
@@ -318,7 +318,7 @@ class Scheduler:
 
     def backup_due(self, task: Task) -> tuple[float, Lease] | None:
         """When a worker that waits runs a straggler's lease, and which; None if never."""
-        return late.backup_due(self.tasks, task, self.backup_after)
+        return stragglers.backup_due(self.tasks, task, self.backup_after)
 
     def messages_of(self, lease: Lease) -> list[tuple[tuple[int, int, int], list[Any]]]:
         """Of each message of a lease its name, and what its mini-batches were drawn as."""
@@ -337,7 +337,7 @@ class Scheduler:
         elif lease.state is LeaseState.ORPHANED:
             pass  # orphaned as a backup task sent it in a lost one's name, which shards refuse
         elif lease.state is LeaseState.SHARED and current:
-            lease.become(LeaseState.OVERTAKEN)
+            lease.become(LeaseState.SUPERSEDED)
             owner.open = owner.sent = None
             owner.owes = lease
             owner.number = lease.last
@@ -470,7 +470,7 @@ class Scheduler:
         """After an error nothing goes to others; messages were numbered up to `numbers`."""
         for task, number in zip(self.tasks, numbers, strict=True):
             for lease in [*task.leases, *([task.owes] if task.owes is not None else [])]:
-                owed = lease.state is LeaseState.OVERTAKEN
+                owed = lease.state is LeaseState.SUPERSEDED
                 lease.become(LeaseState.COUNTED if owed else LeaseState.RETURNED)
             task.open = task.sent = task.owes = task.running = None
             task.waits_since = None

@@ -21,7 +21,7 @@ def late_work(tasks: Sequence[Task], turns: Iterable[Turn]) -> np.ndarray:
 
     Args:
         tasks: the workers.
-        turns: of those that were overtaken, which send what is refused.
+        turns: of stragglers whose backup task was first; what they send is refused.
     """
     refused_at = {turn.task.index: turn.time for turn in sorted(turns)}
     ranks = {m: float(rank) for rank, m in enumerate(refused_at)}
@@ -44,7 +44,7 @@ def restore_late_work(scheduler: Scheduler, state: np.ndarray) -> list[tuple[Tas
         if math.isnan(rank):
             continue
         lease = Lease(task.index, task.incarnation, task.number)
-        for state_of_it in (LeaseState.SHARED, LeaseState.OVERTAKEN):
+        for state_of_it in (LeaseState.SHARED, LeaseState.SUPERSEDED):
             lease.become(state_of_it)
         task.owes = lease
         scheduler.begins(task, begun)

@@ -408,7 +408,7 @@ class SimulatorEngine(Engine):
         if self._faults is not None and self._faults.cuts_off(turn):
             return
         self.watches[task.index].enter("wait", at=self.now)
-        if lease is None or lease.state is LeaseState.OVERTAKEN:
+        if lease is None or lease.state is LeaseState.SUPERSEDED:
             self._refuse(task, message)  # as far as it was not taken in before
         elif isinstance(message, InParts):
             self.deliver(message)
@@ -422,7 +422,7 @@ class SimulatorEngine(Engine):
         self.wake()
 
     def _refuse(self, task: Task, message: Any) -> None:
-        """A worker that was overtaken has sent its message, which is refused."""
+        """A straggler has sent its message, which is refused: a backup task was first."""
         if message is None:
             message = self.program.collect[task.index]()
         self.deliver(message)
@@ -430,14 +430,14 @@ class SimulatorEngine(Engine):
 
     def leave(self, task: Task) -> list[Any]:
         """A worker is lost: it takes no more turns; gives its messages that were on their way."""
-        late = self.turns.drop(task)
+        on_their_way = self.turns.drop(task)
         self._blocked = [t for t in self._blocked if t is not task]
         self.wake()
         for idle in self._idle:
             if idle is not task:
                 self.turns.put(self.now, idle)
         self._idle = []
-        return late
+        return on_their_way
 
     # -- leases that others run -------------------------------------------------------------
 

@@ -133,8 +133,8 @@ class Store:
         self.tasks = [Task(m) for m in range(self.num_workers)] if tasks is None else list(tasks)
         self.present = [task.is_present for task in self.tasks]
         """Whether each worker's variables are there."""
-        self.may_be_late = False
-        """Whether the engine lets a worker compute what another is late with."""
+        self.has_backup_tasks = False
+        """Whether the engine lets a worker compute a straggler's mini-batches, too."""
         self.counts_fetched = False
         """Whether workers count the bytes of what they fetch."""
         self._last_sequences = [0] * self.num_workers

@@ -220,12 +220,12 @@ class ThreadsEngine(Engine):
     def await_begun(self, program: Program) -> None:
         if not program.running.begun:
             scheduler, running = self.scheduler, program.running
-            scheduler.hurried = True
+            scheduler.wants_short_round = True
             try:
                 # Nothing is under way after a checkpoint, where mini-batches are passed over.
                 self.until(lambda: running.begun or not (scheduler.unfinished or self.working()))
             finally:
-                scheduler.hurried = False
+                scheduler.wants_short_round = False
             self.raise_error()
         self.rounds.show()
 

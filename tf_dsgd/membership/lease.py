@@ -5,12 +5,12 @@ Or of several: where messages are of one mini-batch each, a worker may make some
 It says in whose name they count (owner, incarnation, number), what they are, who computes them, and
 whether they count yet. A lost worker, a message that came to some shards only, and a straggler with
 a backup task are one thing: an open lease that another worker runs. This is what Sandblaster does
-with late portions (Dean et al., NIPS 2012, section 4.2), and MapReduce with late tasks.
+with the portions of stragglers (Dean et al., NIPS 2012, section 4.2), and MapReduce, too.
 
     open        its owner adds mini-batches to it, and computes them
     sent        collected: its message is on its way, and nothing is added
     shared      a backup task computes it, too: nothing is added, and shards take what comes first
-    overtaken   counted by the backup's message; the owner's own, still to come, will be refused
+    superseded  counted by the backup's message; the owner's own, still to come, will be refused
     orphaned    its owner is lost, and some shards have its message: another completes it
     counted     every shard has it
     returned    no shard has it, and none will: its mini-batches belong to others
@@ -33,7 +33,7 @@ class LeaseState(enum.Enum):
     OPEN = "open"
     SENT = "sent"
     SHARED = "shared"
-    OVERTAKEN = "overtaken"
+    SUPERSEDED = "superseded"
     ORPHANED = "orphaned"
     COUNTED = "counted"
     RETURNED = "returned"
@@ -43,8 +43,8 @@ _S = LeaseState
 ALLOWED = {
     _S.OPEN: {_S.SENT, _S.SHARED, _S.COUNTED, _S.ORPHANED, _S.RETURNED},
     _S.SENT: {_S.SHARED, _S.COUNTED, _S.ORPHANED, _S.RETURNED},
-    _S.SHARED: {_S.COUNTED, _S.OVERTAKEN, _S.ORPHANED, _S.RETURNED},
-    _S.OVERTAKEN: {_S.COUNTED},
+    _S.SHARED: {_S.COUNTED, _S.SUPERSEDED, _S.ORPHANED, _S.RETURNED},
+    _S.SUPERSEDED: {_S.COUNTED},
     _S.ORPHANED: {_S.COUNTED, _S.RETURNED},  # returned: an error has ended training
     _S.COUNTED: set(),
     _S.RETURNED: set(),

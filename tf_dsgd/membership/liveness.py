@@ -73,8 +73,8 @@ class Liveness:
         with self._writing:
             self._silent = self._silent - answers
         most = deadlines.suspected_after(self._timeout)
-        late = {a for a, since in self._unheard.items() if now - since >= most}
-        return late | self._unresponsive
+        overdue = {a for a, since in self._unheard.items() if now - since >= most}
+        return overdue | self._unresponsive
 
     def answered(self, addresses: Set[str], asked: float, now: float) -> None:
         """After suspects were asked once more, from `asked` to `now`: these are there."""
@@ -112,5 +112,5 @@ class Liveness:
         if call is None:
             return frozenset()
         address, since = call
-        late = now - since > deadlines.CALL_EVERY_SECONDS + self._timeout
-        return frozenset([address] if late else [])
+        overdue = now - since > deadlines.CALL_EVERY_SECONDS + self._timeout
+        return frozenset([address] if overdue else [])

@@ -6,7 +6,9 @@ takes in messages takes all that have a number, in that order, and waits for non
 whose sender is lost before that counts nowhere: its mini-batches go to another worker. There are no
 holes in the numbers, and nothing need be forwarded for a lost sender.
 
-The chief keeps these counts, under its lock; what a message says it never sees.
+Whether a message counts is the ledger's word, as it is where there are servers (`Wire.count` of
+`engine.post`); here it gets its place in the order. The chief keeps this, under its lock; what a
+message says it never sees.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Mailboxes:
     def __init__(self, version: int = 0):
         self.version = version
         self._boxes: dict[int, Box] = {}
-        self._counted: dict[int, int] = {}
+        self._numbered: dict[int, int] = {}
         """number -> key, as far back as somebody has not taken it in."""
         self._under_way: dict[int, int] = {}
         """key -> sender."""
@@ -81,7 +83,7 @@ class Mailboxes:
         """
         self.version = version
         self._boxes.clear()
-        self._counted.clear()
+        self._numbered.clear()
         self._under_way.clear()
         for worker, incarnation in workers.items():
             self.joins(worker, incarnation, version)
@@ -100,7 +102,7 @@ class Mailboxes:
     def lacks(self, worker: int) -> list[int]:
         """Keys of what counts, comes after its model, and is not there: sent before it joined."""
         box = self._boxes[worker]
-        keys = (self._counted[number] for number in range(box.taken + 1, self.version + 1))
+        keys = (self._numbered[number] for number in range(box.taken + 1, self.version + 1))
         return [key for key in keys if key not in box.keys]
 
     def is_whole(self, worker: int, incarnation: int) -> bool:
@@ -172,17 +174,17 @@ class Mailboxes:
         if box is None or box.entry != entry:
             return
         box.keys.add(key)
-        if key not in self._under_way and key not in self._counted.values():
+        if key not in self._under_way and key not in self._numbered.values():
             box.thrown.add(key)
 
-    def count(self, key: int) -> int:
-        """All have a message: it gets the next number, and counts."""
+    def number(self, key: int) -> int:
+        """All have a message: it gets the next number."""
         missing = self.missing(key)
         if missing or key not in self._under_way:
-            raise RuntimeError(f"The message of key {key} may not count; missing: {missing}.")
+            raise RuntimeError(f"The message of key {key} gets no number; missing: {missing}.")
         del self._under_way[key]
         self.version += 1
-        self._counted[self.version] = key
+        self._numbered[self.version] = key
         return self.version
 
     def discard(self, key: int) -> None:
@@ -198,7 +200,7 @@ class Mailboxes:
         """What a worker takes in now: all that counts and is not in its model yet."""
         box = self._boxes[worker]
         numbers = range(box.taken + 1, self.version + 1)
-        messages = tuple((self._counted[number], number) for number in numbers)
+        messages = tuple((self._numbered[number], number) for number in numbers)
         return Due(messages, tuple(sorted(box.thrown)), self.version)
 
     def took(self, worker: int, due: Due) -> None:
@@ -213,5 +215,5 @@ class Mailboxes:
     def _forget(self) -> None:
         """The order of what all have taken in is of no use."""
         least = min((box.taken for box in self._boxes.values()), default=self.version)
-        for number in [number for number in self._counted if number <= least]:
-            del self._counted[number]
+        for number in [number for number in self._numbered if number <= least]:
+            del self._numbered[number]

@@ -461,7 +461,7 @@ class _Nothing:
     """A program whose functions do nothing."""
 
     flush = None
-    ends_with_fetch = can_be_late = False
+    ends_with_fetch = has_backup_tasks = False
     show = begin_anew = None
     running = types.SimpleNamespace(begin=lambda: None)
     lent = types.SimpleNamespace(take_back=lambda: None)

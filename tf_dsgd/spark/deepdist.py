@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 
 from tf_dsgd.checks import called, positive_int
 from tf_dsgd.console import say
+from tf_dsgd.membership.lease import Lease, LeaseState
 from tf_dsgd.spark import gradient_task
 from tf_dsgd.spark.gradient_task import Job
 from tf_dsgd.spark.session import check_runs, driver, jobs, session, waits_for_spark
@@ -72,9 +73,10 @@ class DeepDist:
     Tasks do not wait for each other: while one computes, others' updates are applied, and its own
     is then stale by so many. A fetched model is always that after a whole number of updates.
 
-    An update is known by its job, stage, partition and epoch. Where Spark runs a task twice, as it
-    was lost or slow, the update that comes first counts and the other is refused. A lost executor
-    thus changes nothing but the order. Without the driver training ends.
+    A partition is leased to the task that fetches for it, by its job, stage and epoch. Where Spark
+    runs a task twice, as it was lost or slow, the two share the lease: the update that comes first
+    counts and the other is refused. A lost executor thus changes nothing but the order. An epoch
+    has ended when each of its leases is counted. Without the driver training ends.
 
     Arrays alone travel between tasks and driver, as bytes with their types and shapes; each message
     is authenticated by a token that tasks get with their code. It is not encrypted.
@@ -115,7 +117,9 @@ class DeepDist:
         self._fetched: tuple[int, list[np.ndarray]] | None = None
         self._job = 0
         self._counts: collections.Counter[str] = collections.Counter()
-        self._seen: set[tuple[int, int, int, int]] = set()
+        self._leases: dict[tuple[int, int, int], Lease] = {}
+        """Of this epoch, by name: a partition, the stage that computes it, the epoch from 1 on."""
+        self._epoch = 0
         self._staleness: list[int] = []
         self._descent: Callable[[Any, Any], Any] | None = None
         self._error: BaseException | None = None
@@ -219,6 +223,7 @@ class DeepDist:
         finally:
             with self._mutex:  # from here on no task of this training changes the model
                 self._job += 1
+                self._return_open()
         with self._mutex:
             return Counts(
                 self._counts["updates"],
@@ -234,7 +239,8 @@ class DeepDist:
             self._descent, self._error = descent, None
             self._fetched = None
             self._counts.clear()
-            self._seen.clear()
+            self._leases.clear()
+            self._epoch = 0
             self._staleness.clear()
 
     def _run(self, rows: Any, gradient: Callable[[Any, Iterator[Any]], Any], epoch: int) -> None:
@@ -254,6 +260,29 @@ class DeepDist:
             raise
         with self._mutex:
             self._counts["empty"] += rows.getNumPartitions() - len(sent)
+            self._end_epoch(sent)
+
+    def _end_epoch(self, sent: Sequence[int]) -> None:
+        """All partitions are done; of those that are not in `sent` no task, or the last, had rows.
+
+        From here on who still comes for one of them is too late.
+        """
+        left = self._return_open()
+        lost = sorted({lease.owner for lease in left} & set(sent))
+        if lost:
+            raise RuntimeError(
+                f"Spark has ended epoch {self._epoch}, and of the partitions {lost} no update "
+                "counts. That is a defect of tf_dsgd; please report it."
+            )
+        self._leases.clear()
+        self._epoch += 1
+
+    def _return_open(self) -> list[Lease]:
+        """Of the leases those that do not count, and never will."""
+        found = [lease for lease in self._leases.values() if not lease.has_ended()]
+        for lease in found:
+            lease.become(LeaseState.RETURNED)
+        return found
 
     def _look(self) -> float | None:
         """Says once if a `descent` waits for Spark, maybe for a job that gets no slot."""
@@ -283,9 +312,10 @@ class DeepDist:
         try:
             if header.get("job") != self._job:
                 raise RuntimeError("This task's training has ended in the driver.")
+            lease = self._lease(header)
             if header["do"] == "fetch":
                 return {"done": True, "version": self._version}, self._current()
-            return {"done": True, "counted": self._apply(header, arrays)}, ()
+            return {"done": True, "counted": self._apply(lease, header, arrays)}, ()
         finally:
             self._mutex.release()
 
@@ -295,9 +325,20 @@ class DeepDist:
             self._fetched = self._version, [np.array(array) for array in self._weights()]
         return self._fetched[1]
 
-    def _apply(self, header: dict[str, Any], arrays: list[np.ndarray]) -> bool:
-        key = (header["job"], header["stage"], header["partition"], header["epoch"])
-        if key in self._seen:
+    def _lease(self, header: dict[str, Any]) -> Lease | None:
+        """A partition's, which whoever fetches for it has; None if its epoch has ended."""
+        if header["epoch"] != self._epoch:
+            return None
+        name = header["partition"], header["stage"], self._epoch + 1
+        lease = self._leases.setdefault(name, Lease(*name))
+        if header["do"] == "fetch":
+            if lease.steps and lease.state is LeaseState.OPEN:
+                lease.become(LeaseState.SHARED)
+            lease.steps = 1
+        return lease
+
+    def _apply(self, lease: Lease | None, header: dict[str, Any], arrays: list[np.ndarray]) -> bool:
+        if lease is None or lease.has_ended():
             self._counts["again"] += 1
             return False
         if self._descent is None:
@@ -314,7 +355,7 @@ class DeepDist:
             raise RuntimeError(f"descent has failed: {error!r}") from None
         finally:
             self._descends = None
-        self._seen.add(key)
+        lease.become(LeaseState.COUNTED)
         self._staleness.append(self._version - header["version"])
         self._version += 1
         self._counts["updates"] += 1

@@ -41,7 +41,8 @@ def work(
         first = list(itertools.islice(rows, 1))
         if not first:
             return
-        base = {"job": job.number, "epoch": job.epoch, "partition": partition}
+        stage = TaskContext.get().stageId()
+        base = {"job": job.number, "epoch": job.epoch, "partition": partition, "stage": stage}
         fetch = {"do": "fetch", **base}
         fetched = frames.ask_until_done(job.address, job.token, fetch, seconds=LATER_SECONDS)
         model = model_of(job, fetched.arrays)
@@ -58,8 +59,7 @@ def work(
                 f"The update of partition {partition} has {size} bytes, and DeepDist takes "
                 f"{job.most_bytes}. Give it a larger most_update_bytes, or a smaller model."
             )
-        stage = TaskContext.get().stageId()
-        header = fetched.header | {"do": "update", **base, "stage": stage, "form": form}
+        header = fetched.header | {"do": "update", **base, "form": form}
         frames.ask_until_done(job.address, job.token, header, arrays, seconds=LATER_SECONDS)
         yield partition
 

@@ -52,7 +52,7 @@ def test_nobody_waits_for_one_that_is_stopped_for_longer_than_its_work_takes():
     assert strategy.updates == 14  # at 4, 16, 20 ... 56, 62, 66
 
 
-def test_one_that_was_overtaken_does_not_end_the_round_either():
+def test_a_straggler_whose_backup_task_was_first_does_not_end_the_round_either():
     """By hand: worker 2 has done worker 0's part of the round at 16, and worker 1's at 24.
 
     At 18 worker 0 is there, and waits for worker 1, as its message is in the round. From 24 on two
@@ -178,7 +178,7 @@ def test_nothing_is_lost(configuration, shards):
             stop_at(3, 18, "push", seconds=40.0),
             fail_at(2, 25, "push", back_after=5.0),
             fail_at(1, 25, "compute", back_after=5.0),
-            fail_at(0, 8, "compute", back_after=5.0),  # in the round after it was overtaken
+            fail_at(0, 8, "compute", back_after=5.0),  # in the round after its backup task's
         ],
     )
     strategy = registry.CONFIGURATIONS[configuration](cluster)
@@ -189,7 +189,7 @@ def test_nothing_is_lost(configuration, shards):
         with_table=configuration in registry.WITH_TABLE,
     )
     ledger = faults.assert_nothing_lost(strategy, model, 2, 120)
-    if strategy.engine.program.can_be_late:
+    if strategy.engine.program.has_backup_tasks:
         assert ledger.reasons["repeated"] > 0
     else:
         local = strategy.algorithm.local

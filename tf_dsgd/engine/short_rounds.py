@@ -14,15 +14,15 @@ from tf_dsgd.membership.task import Task, TaskState
 class Scheduler(Protocol):
     """What is asked of a scheduler."""
 
-    hurried_last: Task | None
+    last_short_round: Task | None
 
     def may_begin(self, task: Task) -> bool: ...
     def limit(self, task: Task) -> int: ...
 
 
-def makes_round(scheduler: Scheduler, task: Task) -> bool:
+def makes(scheduler: Scheduler, task: Task) -> bool:
     """Whether a worker makes the round: the last that did, or any if that one cannot now."""
-    last = scheduler.hurried_last
+    last = scheduler.last_short_round
     if last is None or last is task or last.state is not TaskState.IDLE or last.leases:
         return True
     return not (scheduler.may_begin(last) and scheduler.limit(last))

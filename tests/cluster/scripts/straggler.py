@@ -1,6 +1,6 @@
 """A chief of workers that wait for each other, one of which is stopped for a while.
 
-Usage: late.py STRATEGY [reading]. Prints DONE with the seconds it was stopped for and what was
+Usage: straggler.py STRATEGY [reading]. Prints DONE with the seconds it was stopped for and what was
 counted. It is stopped as the chief calls it to compute; with `reading` as the chief reads what it
 shows, between two mini-batches; with more patience then, as no other worker may count as late.
 """
