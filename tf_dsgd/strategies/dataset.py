@@ -21,7 +21,7 @@ from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.kept import Kept
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.position import Position
-from tf_dsgd.strategies.stream import InputTime, Stream, tensors
+from tf_dsgd.strategies.stream import InputTime, Queues, Stream, tensors
 
 
 class TokenSpec(tf.TypeSpec):
@@ -279,6 +279,8 @@ class TokenDataset(_tf.DistributedDataset):
         self.input_time = InputTime()
         self.kept: Kept | None = None
         """Where mini-batches stay for the next pass, if they do."""
+        self._queues: list[tuple[weakref.ref[Stream], Queues]] = []
+        """Those of passes, each with the pass that adds to them, which may be over."""
 
     @property
     def strategy(self) -> Any:
@@ -297,7 +299,12 @@ class TokenDataset(_tf.DistributedDataset):
 
     def stream(self) -> Stream:
         """The batches of a pass."""
-        return Stream(self.dataset, self.pull, self.input_time, self.kept)
+        left = [(s, q) for s, q in self._queues if s() is not None or q.are_empty()]
+        free = next((n for n, (stream, _) in enumerate(left) if stream() is None), None)
+        queues = Queues() if free is None else left.pop(free)[1]
+        made = Stream(self.dataset, self.pull, self.input_time, queues, self.kept)
+        self._queues = [*left, (weakref.ref(made), queues)]
+        return made
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)

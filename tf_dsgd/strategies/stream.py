@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,6 +29,26 @@ class InputTime:
     seconds: float = 0.0
 
 
+class Queues:
+    """Where the batches of one pass are at a time, and what is noted of them.
+
+    TensorFlow keeps something of each queue that was ever made, so the next pass takes those that
+    nobody needs any more.
+    """
+
+    def __init__(self) -> None:
+        self.batches = _queue()
+
+    @functools.cached_property
+    def notes(self) -> Any:
+        """Of each batch read, also where the one after it fails: its examples, and its bytes."""
+        return tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
+
+    def are_empty(self) -> bool:
+        """Whether workers have taken all that was handed out."""
+        return not int(self.batches.size())
+
+
 class Stream:
     """The batches of one pass on their way to the workers, in order.
 
@@ -35,6 +56,7 @@ class Stream:
         dataset: what they are read from.
         pull: what `make_pull` made for it.
         input_time: where the time that this takes is added up.
+        queues: empty ones, which are this pass's alone.
         kept: where they stay for the next pass, or are from the last one; None if each is read.
     """
 
@@ -43,6 +65,7 @@ class Stream:
         dataset: tf.data.Dataset,
         pull: Any,
         input_time: InputTime,
+        queues: Queues,
         kept: Kept | None = None,
     ):
         self._dataset = dataset
@@ -60,9 +83,8 @@ class Stream:
         self.batch_bytes = 0
         self.pipelines: Progress | None = None
         """Where workers make their batches themselves; then this only counts."""
-        self._queue = _queue()
-        self._notes: Any = None
-        """Of each batch read, also where the one after it fails: its examples, and its bytes."""
+        self._queues = queues
+        self._queue = queues.batches
         self._read: Any = None
         """Where batches that are kept come first."""
         self._record: Record | None = None
@@ -158,21 +180,21 @@ class Stream:
         if self._iterator is None:
             self._iterator = iter(self._dataset)
             self._resource = tf.nest.flatten(self._iterator, expand_composites=True)[0]
-            self._notes = tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
         error, self._error = self._error, None
         queue = self._queue if self._record is None else self._read
+        notes = self._queues.notes
         try:
             if error is None:
                 self._ended = not self._pull(
                     self._resource,
                     queue.queue_ref,
-                    self._notes.queue_ref,
+                    notes.queue_ref,
                     tf.constant(self._at_once),
                 )
         except tf.errors.OpError as failed:
             error = failed
-        moved = self._notes.size()
-        examples, sizes = (notes.numpy().tolist() for notes in self._notes.dequeue_many(moved))
+        moved = notes.size()
+        examples, sizes = (each.numpy().tolist() for each in notes.dequeue_many(moved))
         if self._record is None:
             self._count(examples, sizes)
         else:
