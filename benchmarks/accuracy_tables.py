@@ -22,10 +22,6 @@ SHARED = (
     "**Others computed on the same cores all the time: seconds of the processor and epochs count, "
     "seconds by the clock say little.**"
 )
-EARLIER = (
-    "Rows with a date were measured then, by `--one_process`, while others computed on the same "
-    "cores: of those seconds of the processor and epochs count, seconds by the clock say little."
-)
 DIGITS = {"seconds": 2, "cpu_seconds": 2, "epochs": 0}
 
 
@@ -38,21 +34,7 @@ def heading(record: dict) -> str:
 
 def said_of(record: dict) -> str:
     """Where seconds by the clock say little."""
-    if record["shared"]:
-        return f" {SHARED}"
-    return f" {EARLIER}" if any(is_earlier(e) for e in record["contenders"]) else ""
-
-
-def is_earlier(entry: dict) -> bool:
-    """Whether a contender is from another sitting than the record, at which others computed.
-
-    Its date stands in the published record by hand, which has that sitting's commands as `before`.
-    """
-    return "earlier" in entry
-
-
-def name_of(entry: dict) -> str:
-    return f"{entry['name']} ({entry['earlier']})" if is_earlier(entry) else entry["name"]
+    return f" {SHARED}" if record["shared"] else ""
 
 
 def title_of(group: str, entries: Sequence[dict]) -> str:
@@ -74,11 +56,6 @@ def _ours(entries: Sequence[dict], group: str) -> list[dict]:
     """Contenders of a group under a strategy of this package."""
     others = ("keras", "mirrored")
     return [e for e in entries if e["group"] == group and e["spec"]["kind"] not in others]
-
-
-def beside(entry: dict, entries: Sequence[dict]) -> list[list[dict]]:
-    """What an entry's times are compared with: of the same sitting, to the same accuracy."""
-    return [] if is_earlier(entry) else plain(entries, entry["spec"]["target"])
 
 
 def plain(entries: Sequence[dict], target: float) -> list[list[dict]]:
@@ -125,11 +102,11 @@ def rate_cell(entry: dict) -> str:
 def row(entry: dict, entries: Sequence[dict]) -> list[str]:
     lost = sum(not run["reached"] for run in entry["runs"])
     cells = [shown(measured(entry, m), DIGITS[m]) for m in statistics.MEASURES]
-    base = beside(entry, entries)
+    base = plain(entries, entry["spec"]["target"])
     cells += [times(entry, base, m) for m in ("seconds", "cpu_seconds")]
     startup = statistics.median(entry["startup_seconds"])
     lost_cell = f"{lost} of {len(entry['runs'])}" if lost else ""
-    return [name_of(entry), *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
+    return [entry["name"], *cells, f"{startup:.1f}", rate_cell(entry), lost_cell]
 
 
 def header(seeds: int) -> list[str]:
@@ -155,8 +132,6 @@ def task_table(record: dict, task: str) -> str:
         own = [each for each in entries if each["group"] == group]
         if own:
             title = title_of(group, own)
-            if own[0]["spec"]["target"] != target:
-                title += f", to {own[0]['spec']['target']:g}"
             seeds = max(len(each["runs"]) for each in own)
             parts.append(f"*{title[0].upper()}{title[1:]}*")
             parts.append(runs.table(header(seeds), [row(each, entries) for each in own]))
@@ -180,18 +155,13 @@ def nearest(entries: Sequence[dict], base: Sequence[Sequence[dict]], measure: st
     )
 
 
-def by(record: dict, entries: Sequence[dict]) -> str:
-    """What says which contender is best."""
-    others = record["shared"] or any(map(is_earlier, entries))
-    return "cpu_seconds" if others else "seconds"
-
-
 def in_short(record: dict) -> str:
     """A row for each task and situation: our best contender beside what one would do otherwise.
 
     The best by seconds, or by those of the processor where others computed at the same time.
     """
     rows = []
+    by = "cpu_seconds" if record["shared"] else "seconds"
     for task in tasks(record):
         entries = of_task(record, task)
         for group in GROUPS:
@@ -206,11 +176,10 @@ def in_short(record: dict) -> str:
                 base = [each["runs"] for each in synchronous]
                 against = "averaging, every 1 or 20, with the same straggler"
             if own and base:
-                best = nearest(own, base, by(record, own))
+                best = nearest(own, base, by)
                 cells = [times(best, base, m) for m in statistics.MEASURES]
-                rows.append([f"{task}, {title_of(group, own)}", against, name_of(best), *cells])
+                rows.append([f"{task}, {title_of(group, own)}", against, best["name"], *cells])
     ours = f"our best, by {'CPU seconds' if record['shared'] else 'seconds'}"
-    ours += "; with a date by CPU seconds" * any(map(is_earlier, record["contenders"]))
     header = ["task, workers", "beside", ours, "seconds", "CPU seconds", "epochs"]
     return runs.table(header, rows)
 
@@ -256,11 +225,12 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
         axis.set_visible(False)
     styles = (("seconds", "o", "seconds"), ("cpu_seconds", "s", "CPU seconds"))
     for axis, task in zip(axes.flat, panels, strict=False):
-        entries = [e for e in of_task(record, task)[::-1] if beside(e, of_task(record, task))]
+        entries = of_task(record, task)[::-1]
+        base = plain(entries, entries[0]["spec"]["target"])
         for shift, (measure, marker, label) in enumerate(styles):
             places, middles, errors = [], [], [[], []]
             for place, entry in enumerate(entries):
-                found = statistics.ratios(entry["runs"], beside(entry, entries), measure)
+                found = statistics.ratios(entry["runs"], base, measure)
                 middle = statistics.median(found) if found else 0.0
                 if middle > 0.0:
                     low, high, _ = statistics.interval(found)
@@ -270,7 +240,7 @@ def plot(record: dict, path: str, metadata: dict[str, str] | None = None) -> Non
                     errors[1].append(high - middle)
             axis.errorbar(middles, places, xerr=errors, fmt=marker, capsize=3, label=label)
         names = [
-            name_of(each) + ("" if each["group"] == "threads" else f" ({each['group']})")
+            each["name"] + ("" if each["group"] == "threads" else f" ({each['group']})")
             for each in entries
         ]
         axis.set_yticks(range(len(entries)), names)

@@ -167,19 +167,6 @@ def test_the_short_table_takes_our_best_and_with_a_straggler_is_beside_averaging
     assert "straggler" in rows(True)[1][0]
 
 
-def test_a_row_of_another_sitting_has_its_date_and_no_ratio_to_another_target(program):
-    tables = program("accuracy_tables")
-    plain = entry("plain fit", "keras", "threads", 0.4, with_epochs(timed(s1=2.0), 5))
-    late = entry("ours", "downpour", "straggler", 0.2, with_epochs(timed(s1=4.0), 6))
-    late = {**late, "earlier": "2020-02-02", "spec": {**late["spec"], "target": 0.5}}
-    record = {"shared": False, "contenders": [plain, late]}
-    (text,) = tables.all_tables(record)
-    assert "| ours (2020-02-02) | 4.00 | 1.00 | 6 |  |  | 7.0 | 0.2 |  |" in text
-    assert "slower, to 0.5*" in text
-    assert "a date" in tables.said_of(record)
-    assert not tables.said_of({"shared": False, "contenders": [plain]})
-
-
 def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     time_to_accuracy = program("time_to_accuracy")
     path = tmp_path / "results.json"
