@@ -174,7 +174,8 @@ def in_short(record: dict) -> str:
             if group == "straggler":
                 own = [each for each in own if each not in synchronous]
                 base = [each["runs"] for each in synchronous]
-                against = "averaging, every 1 or 20, with the same straggler"
+                names = " or ".join(each["name"] for each in synchronous)
+                against = f"{names}, with the same straggler"
             if own and base:
                 best = nearest(own, base, by)
                 cells = [times(best, base, m) for m in statistics.MEASURES]
