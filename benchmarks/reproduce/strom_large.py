@@ -69,7 +69,7 @@ STUDY = driver.Study(
     grid=lambda condition: (0, 0),
     run=run,
     options={"messages": (40, 4)},
-    seeds=3,
+    seeds=5,
     chosen_by="coded",
 )
 
