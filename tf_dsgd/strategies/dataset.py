@@ -10,6 +10,7 @@ nothing.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -279,6 +280,8 @@ class TokenDataset(_tf.DistributedDataset):
         self.input_time = InputTime()
         self.kept: Kept | None = None
         """Where mini-batches stay for the next pass, if they do."""
+        self._mutex = threading.Lock()
+        """Guards the queues."""
         self._queues: list[tuple[weakref.ref[Stream], Queues]] = []
         """Those of passes, each with the pass that adds to them, which may be over."""
 
@@ -299,12 +302,25 @@ class TokenDataset(_tf.DistributedDataset):
 
     def stream(self) -> Stream:
         """The batches of a pass."""
-        left = [(s, q) for s, q in self._queues if s() is not None or q.are_empty()]
-        free = next((n for n, (stream, _) in enumerate(left) if stream() is None), None)
-        queues = Queues() if free is None else left.pop(free)[1]
-        made = Stream(self.dataset, self.pull, self.input_time, queues, self.kept)
-        self._queues = [*left, (weakref.ref(made), queues)]
-        return made
+        with self._mutex:
+            queues = self._free_queues() or Queues()
+            made = Stream(self.dataset, self.pull, self.input_time, queues, self.kept)
+            self._queues.append((weakref.ref(made), queues))
+            return made
+
+    def _free_queues(self) -> Queues | None:
+        """Those of a pass that is over, if nothing was left in them; they are nobody's then."""
+        if not tf.executing_eagerly():  # where batches are not handed out
+            return None
+        here, free = [], []
+        for stream, queues in self._queues:
+            if stream() is not None:  # asked once: it may be over in the next moment
+                here.append((stream, queues))
+            elif queues.are_empty():
+                free.append((stream, queues))
+        found = free.pop()[1] if free else None
+        self._queues = [*here, *free]
+        return found
 
     def __iter__(self) -> TokenIterator:
         return TokenIterator(self)

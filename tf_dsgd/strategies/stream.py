@@ -45,8 +45,9 @@ class Queues:
         return tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
 
     def are_empty(self) -> bool:
-        """Whether workers have taken all that was handed out."""
-        return not int(self.batches.size())
+        """Whether all that was read was used; not so after Ctrl-C while a batch was read."""
+        noted = int(self.notes.size()) if "notes" in vars(self) else 0
+        return not (noted or int(self.batches.size()))
 
 
 class Stream:
