@@ -14,10 +14,8 @@ servers, a ps. `soak.py` is the same under faults, of one way at a time.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -63,13 +61,12 @@ def resources() -> dict[str, list[list[float]]]:
     """By role, of each process: MB, threads, files."""
     import processor_time
     import psutil
+    import soak
 
     found: dict[str, list[list[float]]] = {}
     for role, pids in processor_time.of_cluster().items():
         for process in map(psutil.Process, sorted(pids)):
-            with process.oneshot():
-                memory = round(process.memory_info().rss / 1e6, 2)
-                row = [memory, process.num_threads(), process.num_fds()]
+            row = [round(value, 2) for value in soak.measured(process)]
             found.setdefault(role, []).append(row)
     return found
 
@@ -225,9 +222,7 @@ def main() -> None:
     parser.add_argument("--json", help="where to write all rows")
     options = parser.parse_args()
     record = {**runs.provenance(), "ways": {}}
-    for name, spec in ways().items():
-        if not re.search(options.only, name):
-            continue
+    for name, spec in runs.chosen(ways(), options.only).items():
         print(f"  {name}", file=sys.stderr, flush=True)
         record["ways"][name] = run(name, spec, options.steps)
         runs.write_json(options.json, record)
@@ -235,5 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main()
+    main()
