@@ -1,5 +1,6 @@
 """A wrong value of any public argument: one error that names it and a remedy. Nothing hangs."""
 
+import contextlib
 from functools import partial
 
 import keras
@@ -319,3 +320,64 @@ def test_a_loop_over_data_that_are_not_distributed_is_refused(in_function):
     for a, b in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(a, b)
     assert strategy.steps == 0
+
+
+def in_float8(strategy, optimizer=None):
+    keras.utils.set_random_seed(0)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(16)])
+        model.layers[0].quantize("float8")
+        model.compile(optimizer or keras.optimizers.SGD(0.01), "mse")
+    x = np.random.default_rng(0).standard_normal((160, 16)).astype("float32")
+    losses = model.fit(x, x, batch_size=8, epochs=2, verbose=0, shuffle=False).history["loss"]
+    return losses, [weight.numpy() for weight in model.layers[0].weights]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: downpour(local(1), push_every=5, fetch_every=5),
+        lambda: downpour(local(1), push_every=5, fetch_every=5, local_rule="none"),
+        lambda: downpour(local(1), compression=tf_dsgd.compression.Threshold(0.01)),
+        lambda: downpour(local(2), local_rule="optimizer"),
+        lambda: softsync(local(2)),
+    ],
+)
+def test_gradients_that_are_new_values_are_not_added_up(make):
+    """Keras assigns the gradients of float8's scales."""
+    with pytest.raises(ValueError, match=r"inputs_scale.* takes its gradient for its new value"):
+        in_float8(make())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: downpour(local(1)),
+        lambda: downpour(local(1), push_every=5, fetch_every=5, local_rule="optimizer"),
+        lambda: tf_dsgd.PeriodicAveragingStrategy(local(1), average_every=5),
+    ],
+)
+def test_float8_trains_as_in_plain_keras_where_they_are_not(make):
+    (losses, weights), (plain, expected) = in_float8(make()), in_float8(None)
+    # Eight bits: a last bit of a weight may be a whole step of what it is rounded to.
+    np.testing.assert_allclose(losses, plain, rtol=1e-3)
+    for mine, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0.02, atol=2e-3)
+
+
+def test_a_dataset_with_the_options_of_keras_queues_is_told_which():
+    def with_threads(number):
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.threading.private_threadpool_size = number
+        return data.with_options(options)
+
+    data = tf.data.Dataset.from_tensor_slices((np.ones((8, 1)), np.ones((8, 1)))).batch(4)
+    with downpour(local(1)).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="leave one of them out"):
+        model.fit(with_threads(1), shuffle=False, verbose=0)
+    model.fit(with_threads(2), shuffle=False, verbose=0)

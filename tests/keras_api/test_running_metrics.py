@@ -64,7 +64,8 @@ def shown(model, data, **arguments):
             {name: float(value) for name, value in logs.items()}
         ),
     )
-    model.fit(data, verbose=0, shuffle=False, callbacks=[note], **arguments)
+    x, y = data if isinstance(data, tuple) else (data, None)
+    model.fit(x, y, verbose=0, shuffle=False, callbacks=[note], **arguments)
     return epochs
 
 
@@ -250,3 +251,49 @@ def test_a_metric_that_shows_the_rate():
     data = tf.data.Dataset.from_tensor_slices((x[:, :1], y)).batch(4)
     for steps in shown(model, data, epochs=2):
         assert {logs["examples"] for logs in steps} == {0.25}
+
+
+class Seen(keras.metrics.Metric):
+    """Examples, by a result that is the variable itself; and whether one was negative."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.number = self.add_variable((), "zeros", name="number")
+        self.negative = self.add_variable((), "zeros", dtype="bool", name="negative")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.number.assign_add(tf.cast(tf.shape(y_true)[0], "float32"))
+        self.negative.assign(tf.logical_or(self.negative, tf.reduce_any(y_true < 0.0)))
+
+    def result(self):
+        return {"number": self.number, "negative": tf.cast(self.negative, tf.float32)}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_result_that_is_a_variable_and_a_bool_of_all_workers(engine):
+    strategy = tf_dsgd.DownpourStrategy(ENGINES[engine]())
+    with strategy.scope():
+        metrics = [Seen(), Examples()]
+    model = compiled(strategy, metrics=metrics)
+    y = np.ones((4 * STEPS, 1), "float32")
+    for negative in (0.0, 1.0):
+        y[-1] = 1.0 - 2.0 * negative
+        (steps,) = shown(model, (np.zeros_like(y), y), batch_size=4)
+        numbers = [logs["number"] for logs in steps if logs]
+        assert numbers == [logs["examples"] for logs in steps if logs]
+        assert 0.0 < max(numbers) <= len(y)
+        logs = model.evaluate(np.zeros_like(y), y, batch_size=4, verbose=0, return_dict=True)
+        assert (logs["number"], logs["negative"]) == (len(y), negative)
+        history = model.fit(np.zeros_like(y), y, batch_size=4, verbose=0).history
+        assert (history["number"], history["negative"]) == ([len(y)], [negative])
+
+
+def test_a_metric_that_is_to_be_a_mean_over_workers_is_refused():
+    class Mean(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="of_mean")
+            self.add_variable((), "zeros", aggregation="mean", name="largest")
+
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(2))
+    with strategy.scope(), pytest.raises(ValueError, match=r"largest.*Keep a sum and a count"):
+        Mean()

@@ -39,8 +39,9 @@ class PeerParts:
         self._parts = parts
         self._messages: Messages | None = None
         with tf.init_scope():
+            owner = _tf.unique_id(parts.step.weights[0])
             self._edition = parts.store.replicate(
-                lambda _: np.int64(-1), dtype=tf.int64, name="edition"
+                lambda _: np.int64(-1), dtype=tf.int64, name="edition", owner=owner
             )
         """With which model each worker began, as `Log.edition` counts; -1 where with none yet."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,8 @@ class Replicated:
         self.copies: list[Any] = [None] * len(present)
         self.part = 0
         """On which part of each worker they are."""
+        self.owner: str | None = None
+        """The id of the strategy's variable that it is the workers' copies of, if it is."""
         self._template: Any = None
         for m, here in enumerate(present):
             if here:
@@ -141,6 +143,8 @@ class Store:
         self._all: list[Replicated] = []
         self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
         self._cells: dict[Any, Replicated] = {}
+        self._gone: set[str] = set()
+        """Ids of variables that nobody has any more, of which something may still be here."""
         self.kept: dict[str, dict[str, Replicated]] = {}
         """What codecs keep on workers, by the weight's id and the cell's name."""
         self.holds_back = False
@@ -203,11 +207,12 @@ class Store:
         shape: Any = None,
         name: str,
         part: int = 0,
+        owner: str | None = None,
     ) -> Replicated:
         """Creates a variable on every worker's device; worker m's is `value(m)`.
 
         `value` is called again for a worker that comes later, or comes back. Where a replica is cut
-        into parts, the variable is on the device of that part.
+        into parts, the variable is on the device of that part. It is there until `forget`.
         """
 
         def make(m: int) -> tf.Variable | None:
@@ -225,12 +230,35 @@ class Store:
                 return None
 
         replicated = Replicated(make, self.present, self._was_lost, self._call)
-        replicated.part = part
+        replicated.part, replicated.owner = part, owner
         self._all.append(replicated)
         self._note(replicated)
         if not any(self.present):
             self._assemble()
         return replicated
+
+    def forget(self, owners: Iterable[str]) -> None:
+        """Frees what workers have of variables that are gone, once no function uses it.
+
+        That is their copies, and all cells whose key names them. Lists and tables are made anew, as
+        another thread may be going through them.
+        """
+        self._gone.update(owners)
+        functions = [function for bound in self._bound for function in bound]
+        used = {id(owner) for function in functions for owner in function.owners}
+        keys = {key for key in list(self._cells) if self._gone.intersection(_names(key))}
+        keys = {key for key in keys if id(self._cells[key]) not in used}
+        cells = {id(self._cells[key]) for key in keys}
+        gone = [
+            r for r in self._all if id(r) in cells or (r.owner in self._gone and id(r) not in used)
+        ]
+        ids = {id(r) for r in gone}
+        self._all = [r for r in self._all if id(r) not in ids]
+        self._by_handle = {k: v for k, v in self._by_handle.items() if id(v[1]) not in ids}
+        self._cells = {key: cell for key, cell in self._cells.items() if key not in keys}
+        left = {r.owner for r in self._all} | {n for key in self._cells for n in _names(key)}
+        self.kept = {weight: cells for weight, cells in self.kept.items() if weight in left}
+        self._gone &= left
 
     def copy_of(self, own: Replicated, dtype: Any, name: str) -> Replicated:
         """What each worker's variable is now, in another one of its part."""
@@ -382,6 +410,11 @@ class Store:
         self.clock.each(number)
 
 
+def _names(key: Any) -> list[str]:
+    """What may be a variable's id, of a cell's key."""
+    return [part for part in key if isinstance(part, str)]
+
+
 def _above(limit: float, worker: int, copy: tf.Variable) -> int:
     """How many elements of a copy are above a limit, of either sign."""
     with tf.device(copy.device):
@@ -399,13 +432,13 @@ class _WorkerFunction(_tf.BoundFunction):
 
     def __init__(self, concrete: Any, owners: Sequence[Replicated | None]):
         super().__init__(concrete, concrete.captured_inputs)
-        self._owners = owners
+        self.owners = owners
 
     def bind(self, worker: int) -> None:
         """Makes the function act on `worker`'s variables."""
         self.captures = [
             c if owner is None else owner.of(worker).handle
-            for c, owner in zip(self.captures, self._owners, strict=True)
+            for c, owner in zip(self.captures, self.owners, strict=True)
         ]
 
 

@@ -80,9 +80,10 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.shard_devices = cluster.shard_devices()
         self.lends_metrics = self.shard_devices[0] != cluster.host_device() and not peers
         """Whether metrics are changed on shards in other processes; see `engine.lent`."""
-        self.placement = Placement(self.num_shards, cluster.most_bytes_of_a_variable)
         self._announced: list[tuple[int, int]] = []
         self.engine = cluster.make_engine(algorithm.exchange)
+        most, forget = cluster.most_bytes_of_a_variable, self.engine.store.forget
+        self.placement = Placement(self.num_shards, most, forget)
         self._checkpoint = Checkpoint(self.engine, algorithm.codec.keeps)
         self.passes = Passes()
         self._optimizers = Optimizers()
@@ -416,11 +417,11 @@ class DistributedStrategy(tf.distribute.Strategy):
     def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
         unused.used(self)
-        self.placement.hold(shard, (primary.shape.num_elements() or 0) * primary.dtype.size)
         creator = _tf.creating_object()
         self._optimizers.note(creator)
         kind = kind_of(primary, creator)
         variable = ReplicaVariable(self, primary, kind, shard, lent)
+        self.placement.hold(shard, variable)
         if kind is Kind.STATISTIC and is_moving_statistic(primary, creator):
             variable.layer = creator
         if self.algorithm.local.sends == "state" and (kind is Kind.SLOT or not primary.shape.rank):
@@ -431,8 +432,9 @@ class DistributedStrategy(tf.distribute.Strategy):
     def adopt_table(self, table: SplitTable) -> SplitTable:
         """As `adopt`, of a table that is split."""
         unused.used(self)
+        self.placement.hold(0, table, size=0, variables=0)
         for part in table.parts:
-            self.placement.hold(part.shard, part.shape.num_elements() * part.dtype.size)
+            self.placement.hold(part.shard, part)
         creator = _tf.creating_object()
         self._optimizers.note(creator)
         self._checkpoint.add(table, creator)

@@ -257,7 +257,9 @@ class FitProgram:
             shown = Trace("chief")
             shown.values = self.program.running.shown()
             with tracing(shown):
-                return self.model.get_metrics_result()
+                results = self.model.get_metrics_result()
+                # Read here, where a variable is what all workers have made of it.
+                return keras.tree.map_structure(tf.convert_to_tensor, results)
         return self._step.pack([log.read_value() for log in self.program.logs])
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -31,16 +33,22 @@ class Placement:
     Args:
         num_shards: how many there are.
         most_bytes: how large a variable may be that is not split; None for any size.
+        forget: called with the ids of variables that nobody has any more.
     """
 
-    def __init__(self, num_shards: int, most_bytes: int | None = None):
+    def __init__(
+        self, num_shards: int, most_bytes: int | None, forget: Callable[[Iterable[str]], None]
+    ):
         self._most_bytes = most_bytes
+        self._forget = forget
         self.split = Patterns(None)
         """Which tables are split by rows."""
         self.parts: Any = None
         """What lays replicas over several devices, a `ReplicaParts`; None for one."""
         self._bytes = [0] * num_shards
         self._variables = [0] * num_shards
+        self._gone: collections.deque[tuple[int, int, int, str]] = collections.deque()
+        """(shard, number, bytes, id) of those that are no more, as Python says at any moment."""
 
     def __call__(self) -> PartsTable:
         """Which layers are on which part of each worker, and what goes between the parts."""
@@ -68,13 +76,31 @@ class Placement:
         of_optimizer = isinstance(_tf.creating_object(), keras.optimizers.Optimizer)
         if of_optimizer or synchronization == tf.VariableSynchronization.ON_READ:
             return 0
+        self._sweep()
         return self._bytes.index(min(self._bytes))
 
-    def hold(self, shard: int, size: int) -> None:
-        """Counts a variable of so many bytes that is now on a shard."""
-        self._variables[shard] += 1
+    def hold(self, shard: int, variable: Any, size: int | None = None, variables: int = 1) -> None:
+        """Counts a variable, or so many bytes for it, on a shard, until it is no more."""
+        self._sweep()
+        if size is None:
+            size = (variable.shape.num_elements() or 0) * variable.dtype.size
+        self._variables[shard] += variables
         self._bytes[shard] += size
+        what = shard, variables, size, _tf.unique_id(variable)
+        weakref.finalize(variable, self._gone.append, what).atexit = False
 
     def held(self) -> list[tuple[int, int]]:
         """(variables, bytes) of each shard."""
+        self._sweep()
         return list(zip(self._variables, self._bytes, strict=True))
+
+    def _sweep(self) -> None:
+        """Forgets variables that are no more."""
+        ids = set()
+        while self._gone:
+            shard, variables, size, variable = self._gone.popleft()
+            self._variables[shard] -= variables
+            self._bytes[shard] -= size
+            ids.add(variable)
+        if ids:
+            self._forget(ids)

@@ -10,9 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import checks
+from tf_dsgd import _tf, checks
 from tf_dsgd._requirements import installed
-from tf_dsgd.algorithm import Codec
+from tf_dsgd.algorithm import Algorithm, Codec
+from tf_dsgd.algorithms.downpour import CompiledOptimizer
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.compression import TopK
 from tf_dsgd.compression.lossy import Lossy
@@ -68,12 +69,34 @@ def check_arguments(
     checks.call(strategy, by_place, given, examples=_EXAMPLES)
 
 
-def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
-    """Whether gradients for these optimizers, which run on shards, can be compressed.
+def check_applied(algorithm: Algorithm, applications: Sequence[Application]) -> None:
+    """Whether gradients can be applied on shards as these optimizers would on the spot.
 
     Raises:
         ValueError: if they can't.
     """
+    one_by_one = type(algorithm.server) is CompiledOptimizer
+    each = one_by_one and algorithm.exchange.push_every == 1
+    if not each or isinstance(algorithm.codec, Lossy):
+        _check_not_overwritten(v for applied in applications for v in applied.variables)
+    _check_codec(algorithm.codec, applications)
+
+
+def _check_not_overwritten(variables: Iterable[Any]) -> None:
+    """Whether these variables, of which changes are added up, have a sum of changes."""
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise ValueError(
+                f"{variable.path!r} takes its gradient for its new value, as Keras has it of "
+                "float8's scales (overwrite_with_gradient), and here the gradients of several "
+                "mini-batches, or the changes that several workers make, are added up. Use "
+                "PeriodicAveragingStrategy; or DownpourStrategy with periods of 1; or one worker "
+                'and local_rule="optimizer".'
+            )
+
+
+def _check_codec(codec: Codec, applications: Sequence[Application]) -> None:
+    """Whether gradients for these optimizers, which run on shards, can be compressed."""
     if not isinstance(codec, Lossy):
         return
     for application in applications:
@@ -96,13 +119,16 @@ def check_codec(codec: Codec, applications: Sequence[Application]) -> None:
             )
 
 
-def check_codec_of_changes(
+def check_changes(
     codec: Codec,
     optimizers: Iterable[keras.optimizers.Optimizer],
     model: keras.Model | None,
     assigned: Sequence[str],
+    workers: int,
 ) -> None:
-    """Whether the changes that these optimizers make of a model on workers can be held back.
+    """Whether the changes that these optimizers make of a model on workers can be added up.
+
+    And whether they can be held back, if the codec does.
 
     A change that is held back is still missing in the worker's copy at the next step. What adds its
     step to the weights goes on from there. What sets them, whatever they are, asks for the same
@@ -112,6 +138,9 @@ def check_codec_of_changes(
     Raises:
         ValueError: if they can't.
     """
+    if workers > 1:
+        for optimizer in optimizers:
+            _check_not_overwritten(_tf.built_variables(optimizer))
     if codec.held_back is None:
         return
     setters = []
@@ -219,7 +248,9 @@ def check_dataset(dataset: Any) -> None:
             "A PyDataset with workers > 1 cannot be used under a tf.distribute strategy: Keras "
             "looks at its first batch before training, and its queue then gives batches twice "
             "and leaves others out. Use workers=1 (batches are prefetched all the same), or a "
-            "tf.data.Dataset."
+            "tf.data.Dataset. If this is a dataset of your own: Keras's queues are told by two "
+            "options together, autotune.enabled=False and threading.private_threadpool_size=1; "
+            "leave one of them out, or take another pool size."
         )
 
 

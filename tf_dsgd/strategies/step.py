@@ -21,9 +21,9 @@ from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import (
+    check_applied,
     check_averaged,
-    check_codec,
-    check_codec_of_changes,
+    check_changes,
     check_foreign,
     check_graph,
     check_owner,
@@ -81,10 +81,11 @@ class TracedStep:
             steps.distribute_strategy.cluster.reads_rows_by_round and self._laid is None
         )
         self._trace(self._laid or call)
-        check_codec(algorithm.codec, self.applications)
+        check_applied(algorithm, self.applications)
         if self.sends == "update":
             assigned = [v.name for v in self.weights if id(v) in self._worker.assigned]
-            check_codec_of_changes(algorithm.codec, optimizers, model, assigned)
+            workers = steps.distribute_strategy.num_workers
+            check_changes(algorithm.codec, optimizers, model, assigned, workers)
         warn_of_momentum(algorithm.codec, optimizers)
         sparse = [] if self.compiled else self._sparse_weights()
         if not all(v.no_copy for v in sparse):

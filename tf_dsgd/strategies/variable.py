@@ -38,6 +38,7 @@ Everything read outside a worker waits for the work under way, except `CONTROL`.
 from __future__ import annotations
 
 import enum
+import weakref
 from typing import Any
 
 import keras
@@ -172,21 +173,30 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self.copies is None:
             store = self.distribute_strategy.engine.store
             with tf.init_scope(), tf.name_scope(""):  # or of the layer that is traced
-                primary, kind = self.primary, self.kind
-                own = self.owned_by_workers
-                first = [primary.numpy()]  # read once for all workers that are there now
+                first = [self.primary.numpy()]  # read once for all workers that are there now
+                this = weakref.ref(self)  # what workers have of it does not keep it
 
                 def value(m: int) -> np.ndarray:
-                    if self._restored is not None and store.incarnations[m] == 0:
-                        return self._restored[m]
-                    now = first[0] if first else primary.numpy()
-                    return _initial(now, kind, own, m, store.incarnations[m])
+                    variable = this()
+                    if variable is None:  # nobody has it any more, and `forget` follows
+                        return np.zeros(shape, dtype.as_numpy_dtype)
+                    return variable.begins(m, first[0] if first else None)
 
+                shape, dtype = self.shape.as_list(), self.dtype
                 self.part = self._part_of_copies()
-                where = {"name": _tf.handle_name(primary), "part": self.part}  # errors name it
-                self.copies = store.replicate(value, dtype=self.dtype, **where)
+                where = {"name": _tf.handle_name(self.primary), "part": self.part}  # errors name it
+                owner = _tf.unique_id(self)
+                self.copies = store.replicate(value, dtype=dtype, owner=owner, **where)
                 first.clear()
         return self.copies
+
+    def begins(self, worker: int, value: np.ndarray | None) -> np.ndarray:
+        """What a worker's copy begins with, where the primary has that value, or is to be asked."""
+        incarnation = self.distribute_strategy.engine.store.incarnations[worker]
+        if self._restored is not None and incarnation == 0:
+            return self._restored[worker]
+        now = self.primary.numpy() if value is None else value
+        return _initial(now, self.kind, self.owned_by_workers, worker, incarnation)
 
     def _part_of_copies(self) -> int:
         """That of its layer, of the layer that is traced, or, of a slot, of its weight."""
@@ -256,7 +266,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         if self._snapshots is None:
             strategy = self.distribute_strategy
             self._snapshots = Snapshots(self.primary, strategy.num_workers)
-            strategy.placement.hold(self.shard, self._snapshots.bytes)
+            strategy.placement.hold(self.shard, self, size=self._snapshots.bytes)
         return self._snapshots
 
     # -- reading ----------------------------------------------------------------------------
@@ -294,7 +304,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return tf.convert_to_tensor(found[0]) if 0 in found else self.primary.read_value()
         values = list(found.values())
         if self.kind is Kind.METRIC:
-            return tf.add_n([self.primary.read_value(), *values])
+            values.append(self.primary.read_value())
+            return tf.reduce_any(values, 0) if self.dtype.is_bool else tf.add_n(values)
         has_mean = self.dtype.is_floating and values
         return tf.add_n(values) / len(values) if has_mean else self.primary.read_value()
 
@@ -413,6 +424,12 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
     if isinstance(creator, keras.optimizers.Optimizer):
         return Kind.SLOT if primary.shape.rank else Kind.CONTROL
     if primary.synchronization == tf.VariableSynchronization.ON_READ:
+        if primary.aggregation == tf.VariableAggregation.MEAN:
+            raise ValueError(
+                f'{_tf.handle_name(primary)!r} has aggregation="mean", and what workers add to a '
+                "metric is summed. Keep a sum and a count, and divide them in result(); or use "
+                'aggregation="only_first_replica", for what one worker has.'
+            )
         first = primary.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         return Kind.OWN if first else Kind.METRIC
     if isinstance(creator, keras.random.SeedGenerator):
