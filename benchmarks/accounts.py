@@ -89,6 +89,10 @@ def places(turn: Turn) -> Account:
 # -- measuring -------------------------------------------------------------------------------------
 
 
+THIS, OTHER = "this", "the other"
+"""Checkouts: the one that this program is in, and that of `--against`."""
+
+
 def measure(kind: str, options: argparse.Namespace, root: Path) -> dict:
     """The turns of one kind, with the package that is at `root`."""
     spec = {
@@ -123,7 +127,7 @@ def pairs(options: argparse.Namespace, kind: str, roots: Sequence[Path]) -> list
         turns = {}
         for root in in_turn:
             print(f"  {pair + 1}/{options.pairs} {kind} {root.name}", file=sys.stderr, flush=True)
-            turns[str(root)] = measure(kind, options, root)["turns"]
+            turns[THIS if root is roots[0] else OTHER] = measure(kind, options, root)["turns"]
         found.append({"step": measure_step(kind, options), "turns": turns})
     return found
 
@@ -131,10 +135,10 @@ def pairs(options: argparse.Namespace, kind: str, roots: Sequence[Path]) -> list
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def over_turns(pair: Mapping, root: Path, of: Callable[[Turn, float], Account]) -> Account:
+def over_turns(pair: Mapping, checkout: str, of: Callable[[Turn, float], Account]) -> Account:
     """The medians of a checkout's turns in one pair."""
     step = milliseconds(pair["step"])
-    accounts = [of(turn, step) for turn in pair["turns"][str(root)]]
+    accounts = [of(turn, step) for turn in pair["turns"][checkout]]
     return {
         line: statistics.median(each.get(line, 0.0) for each in accounts) for line in accounts[0]
     }
@@ -148,10 +152,10 @@ def spreads(accounts: Sequence[Account], line: str) -> str:
     return runs.spread([each.get(line, 0.0) for each in accounts], 0 if line == SPEED else 2)
 
 
-def account_table(found: Mapping[str, list[dict]], root: Path) -> str:
+def account_table(found: Mapping[str, list[dict]]) -> str:
     """A column for each kind."""
     columns = {
-        kind: [over_turns(pair, root, with_speed) for pair in measured]
+        kind: [over_turns(pair, THIS, with_speed) for pair in measured]
         for kind, measured in found.items()
     }
     rows = [[line, *(spreads(column, line) for column in columns.values())] for line in LINES]
@@ -161,9 +165,10 @@ def account_table(found: Mapping[str, list[dict]], root: Path) -> str:
     return runs.table(["CPU, ms/mini-batch", *columns], rows)
 
 
-def place_table(found: Mapping[str, list[dict]], root: Path) -> str:
+def place_table(found: Mapping[str, list[dict]]) -> str:
+    """The same time by who spent it."""
     columns = {
-        kind: [over_turns(pair, root, lambda turn, _: places(turn)) for pair in measured]
+        kind: [over_turns(pair, THIS, lambda turn, _: places(turn)) for pair in measured]
         for kind, measured in found.items()
     }
     lines = dict.fromkeys(line for column in columns.values() for each in column for line in each)
@@ -178,17 +183,18 @@ def ratio(ours: float, theirs: float) -> float | None:
     return ours / theirs if theirs > 0.05 and ours > 0.0 else None
 
 
-def ratio_table(measured: Sequence[dict], ours: Path, theirs: Path) -> str:
+def ratio_table(measured: Sequence[dict]) -> str:
     """Each line of this checkout beside the other's, pair by pair."""
-    mine = [over_turns(pair, ours, with_speed) for pair in measured]
-    other = [over_turns(pair, theirs, with_speed) for pair in measured]
+    mine, other = (
+        [over_turns(pair, checkout, with_speed) for pair in measured] for checkout in (THIS, OTHER)
+    )
     rows = []
     for line in (*LINES, SPEED):
         ratios = [ratio(a[line], b[line]) for a, b in zip(mine, other, strict=True)]
         known = [each for each in ratios if each is not None]
         complete = runs.spread(known, 2) if len(known) == len(ratios) else "too small to say"
         rows.append([line, spreads(mine, line), spreads(other, line), complete])
-    return runs.table(["CPU, ms/mini-batch", "this", "the other", "ratio"], rows)
+    return runs.table(["CPU, ms/mini-batch", THIS, OTHER, "ratio"], rows)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -228,12 +234,10 @@ def main() -> None:
         runs.write_json(options.json, record)
     found = record["kinds"]
     title = f"Downpour, periods of {options.period}, two workers, batch {options.batch_size}"
-    print(
-        f"\n### {title}\n\n{account_table(found, here)}\n\n{place_table(found, here)}", flush=True
-    )
+    print(f"\n### {title}\n\n{account_table(found)}\n\n{place_table(found)}", flush=True)
     if options.against is not None:
         for kind, measured in found.items():
-            print(f"\n### {kind}: beside {roots[1].name}\n\n{ratio_table(measured, *roots)}")
+            print(f"\n### {kind}: beside {roots[1].name}\n\n{ratio_table(measured)}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ figure there is one of those runs. To publish others, for instance:
 import functools
 import re
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import accounts
 import accuracy_tables
 import aims
 import cluster_throughput
@@ -24,12 +26,16 @@ import epoch_cost
 import first_fit
 import fit_throughput
 import growth
+import limits
 import long_run
 import own_loops
 import runs
+import sandblaster
+import singles
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
 
+import elastic_order
 import pages
 import prose
 from aims import published
@@ -42,13 +48,8 @@ FILES = (
     "docs/reproduced.md",
     "docs/reproduced_averaging.md",
     "docs/tables.md",
+    "docs/which_period.md",
 )
-PLAIN = fit_throughput.PLAIN
-PLAIN_20 = f"{PLAIN}, steps_per_execution=20"
-
-
-def _ratio(results: dict, name: str, baseline: list[float]) -> str:
-    return runs.spread(runs.beside(results, name, baseline), 2)
 
 
 def threads_in_short() -> str:
@@ -56,13 +57,13 @@ def threads_in_short() -> str:
     record = published("fit_throughput")
     (group,) = record["groups"]
     results = group["results"]
-    best = runs.better(results, PLAIN, PLAIN_20)
+    best = runs.better(results, singles.PLAIN, singles.PLAIN_20)
     rows = [
         [
             f"`push_every={period}, fetch_every={period}`",
-            _ratio(results, name, runs.better(results, PLAIN)),
-            _ratio(results, name, best),
-            _ratio(results, name, runs.better(results, group["limits"][name])),
+            singles.ratio(results, name, runs.better(results, singles.PLAIN)),
+            singles.ratio(results, name, best),
+            singles.ratio(results, name, runs.better(results, group["limits"][name])),
         ]
         for period in (20, 5, 1)
         for name in [f"Downpour, periods of {period}"]
@@ -80,16 +81,11 @@ def processes_in_short() -> str:
     rows = [
         [
             title,
-            _ratio(results, name, servers),
-            _ratio(results, name, runs.better(results, cluster_throughput.AVERAGING)),
-            _ratio(results, name, runs.better(results, cluster_throughput.LIMIT_OF[name])),
+            singles.ratio(results, name, servers),
+            singles.ratio(results, name, runs.better(results, cluster_throughput.AVERAGING)),
+            singles.ratio(results, name, runs.better(results, cluster_throughput.LIMIT_OF[name])),
         ]
-        for title, name in (
-            ("periods of 20", cluster_throughput.EVERY_20),
-            ("periods of 20, `steps_per_execution=20`", cluster_throughput.EXECUTION_20),
-            ("the same, workers read files", cluster_throughput.PIPELINES_20),
-            ("periods of 1", cluster_throughput.EVERY_STEP),
-        )
+        for name, title in singles.IN_SHORT.items()
     ]
     header = [
         "two processes and a ps",
@@ -117,24 +113,42 @@ def processes() -> str:
     return "\n\n".join([runs.heading(record), f"{group['title']}:", *parts])
 
 
+def groups(names: Sequence[str], table: Callable[[dict], str]) -> str:
+    """A table for each group of these files."""
+    parts = []
+    for record in map(published, names):
+        parts.append(runs.heading(record))
+        parts += [f"{group['title']}:\n\n{table(group)}" for group in record["groups"]]
+    return "\n\n".join(parts)
+
+
 def models() -> str:
     """All contenders of `fit_throughput.py --groups models`, a table for each model."""
-    record = published("models")
-    tables = [
-        f"{group['title']}:\n\n{fit_throughput.speed_table(group['results'], group['limits'])}"
-        for group in record["groups"]
-    ]
-    return "\n\n".join([runs.heading(record), *tables])
+    return groups(["models"], lambda g: fit_throughput.speed_table(g["results"], g["limits"]))
 
 
 def loops() -> str:
     """All contenders of `own_loops.py`."""
-    parts = []
-    for name in own_loops.GROUPS:
-        record = published(f"own_loops_{name}")
-        (group,) = record["groups"]
-        parts += [runs.heading(record), f"{group['title']}:", own_loops.table(group)]
-    return "\n\n".join(parts)
+    return groups([f"own_loops_{name}" for name in own_loops.GROUPS], own_loops.table)
+
+
+def bare() -> str:
+    """All limits."""
+    return groups(["limits"], lambda group: limits.limits_table(group["results"]))
+
+
+def account() -> str:
+    """Where a mini-batch's processor time goes: both tables of `accounts.py`."""
+    record = published("accounts")
+    found = record["kinds"]
+    tables = (accounts.account_table(found), accounts.place_table(found))
+    return "\n\n".join([runs.heading(record), *tables])
+
+
+def batch_methods() -> str:
+    """Both problems of `sandblaster.py`."""
+    record = published("sandblaster")
+    return f"{runs.heading(record)}\n\n{sandblaster.table(record['groups'])}"
 
 
 def first_fits() -> str:
@@ -151,9 +165,7 @@ def epochs() -> str:
 
 def how_costs_grow() -> str:
     """All groups of `growth.py`."""
-    record = published("growth")
-    tables = [f"{group['title']}:\n\n{growth.table(group)}" for group in record["groups"]]
-    return "\n\n".join([runs.heading(record), *tables])
+    return groups(["growth"], growth.table)
 
 
 def long_runs() -> str:
@@ -195,6 +207,10 @@ BLOCKS = {
     "models": models,
     "growth": how_costs_grow,
     "own loops": loops,
+    "limits": bare,
+    "accounts": account,
+    "batch methods": batch_methods,
+    "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": first_fits,
     "epoch cost": epochs,
@@ -207,81 +223,11 @@ BLOCKS = {
 }
 
 
-def threads_times(name: str) -> str:
-    """Mini-batches a second of two threads, beside plain `fit` at its better setting."""
-    (group,) = published("fit_throughput")["groups"]
-    return _ratio(group["results"], name, runs.better(group["results"], PLAIN, PLAIN_20))
-
-
-def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
-    """Mini-batches a second of two processes beside the better of others; `inverse`: theirs."""
-    (group,) = published("cluster_throughput")["groups"]
-    results = group["results"]
-    if inverse:
-        (other,) = beside
-        return _ratio(results, other, runs.better(results, name))
-    return _ratio(results, name, runs.better(results, *beside))
-
-
-def accuracy_cost(group: str, name: str = "") -> str:
-    """Processor seconds until a model is accurate, beside the best plain `fit`."""
-    return accuracy_tables.cost(published("time_to_accuracy"), group, name)
-
-
-def accuracy_took(name: str, measure: str) -> str:
-    """Seconds of digits with a worker four times slower."""
-    return accuracy_tables.took(published("time_to_accuracy"), "digits", "straggler", name, measure)
-
-
-def strom_seconds(codec: str) -> str:
-    """Virtual seconds on links of 10 Mbit/s."""
-    found = pages.results_of(pages.known("strom"))
-    condition = {"codec": codec, "link": 10}
-    return f"{found.judged(condition, 'seconds', found.seeds(condition)).mean():.0f}"
-
-
-def straggler(measure: str, bound: object) -> str:
-    """A measure of eight simulated workers, one four times slower, in the mean over seeds."""
-    found = pages.results_of(pages.known("staleness_bound"))
-    condition = {"straggler": "yes", "bound": bound}
-    values = found.judged(condition, measure, found.seeds(condition))
-    return f"{sum(values) / len(values):.{1 if measure == 'error' else 0}f}"
-
-
 def is_published(block: str) -> bool:
     """Whether there are results of it; else no page may have it."""
     kind, _, name = block.partition(" ")
     return kind != "study" or pages.read(name) is not None
 
-
-_EXECUTION, _PSS = (
-    cluster_throughput.EXECUTION_20,
-    (cluster_throughput.PSS_1, cluster_throughput.PSS_20),
-)
-INLINE = {
-    "threads 20": lambda: threads_times("Downpour, periods of 20"),
-    "threads 1": lambda: threads_times("Downpour, periods of 1"),
-    "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
-    "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
-    "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
-    "cost of our best": lambda: accuracy_cost("threads"),
-    "cost of our best, processes": lambda: accuracy_cost("processes"),
-    "cost of softsync": lambda: accuracy_cost("threads", "softsync"),
-    **{
-        f"{name}, {measure}": functools.partial(accuracy_took, name, measure)
-        for name in ("averaging, every 1", "Downpour, every 1")
-        for measure in ("seconds", "cpu_seconds")
-    },
-    **{
-        f"strom seconds, {codec}": functools.partial(strom_seconds, codec)
-        for codec in ("Threshold 0.064", "none", "none, pushes every 4")
-    },
-    "straggler batches": lambda: straggler("batches", "none"),
-    "straggler batches, bulk": lambda: straggler("batches", 0),
-    "straggler error": lambda: straggler("error", "none"),
-    "straggler error, bulk": lambda: straggler("error", 0),
-}
-"""Single figures, between `<!--figure: NAME-->` and `<!--end-->`; others are prose.py's."""
 
 _INLINE = re.compile(r"(<!--figure: (.+?)-->).*?(<!--end-->)")
 _BLOCK = re.compile(r"(<!-- figures: (.+?) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
@@ -294,8 +240,8 @@ def written(text: str) -> str:
 
 
 def single(name: str) -> str:
-    """One of `INLINE`, or what `prose.py` finds in a study."""
-    return INLINE[name]() if name in INLINE else prose.figure(name)
+    """One of `singles.INLINE`, or what `prose.py` finds in a study."""
+    return singles.INLINE[name]() if name in singles.INLINE else prose.figure(name)
 
 
 def main() -> None:

@@ -161,6 +161,12 @@ def table(results: Results, limits: Mapping[str, str] | None = None) -> str:
     return runs.table(["", "mini-batches/s", beside, *runs.cpu_header(roles)], rows)
 
 
+def limits_table(results: Results) -> str:
+    """Beside two processes, or what was measured first."""
+    baseline = PROCESSES if PROCESSES in results else next(iter(results))
+    return table(results, dict.fromkeys(results, baseline))
+
+
 def fastest(results: Results) -> str:
     """Whose median is the largest."""
     return max(results, key=lambda name: runs.median(results[name]))
@@ -183,8 +189,7 @@ def run_limits(options: argparse.Namespace, record: dict) -> None:
     results = runs.interleaved(PROGRAM, specs, options.repeats)
     title = f"Limits: {TITLES[options.model]}, batch {options.batch_size}, SGD, TensorFlow alone"
     record["groups"].append({"title": title, "results": results})
-    baseline = PROCESSES if PROCESSES in results else next(iter(results))
-    print(f"\n### {title}\n\n{table(results, dict.fromkeys(results, baseline))}", flush=True)
+    print(f"\n### {title}\n\n{limits_table(results)}", flush=True)
 
 
 def run_settings(options: argparse.Namespace, record: dict) -> None:

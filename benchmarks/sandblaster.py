@@ -15,16 +15,19 @@ processor busy; `--sizes` the chief's processor time for an iteration by the num
 import argparse
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
 import time
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import processor_time
 import runs
 
 NEAR = 1e-3
+SCIPY = "SciPy"
 HIGHER = 1e300
 """For the loss of a pass that is not an iteration's last one: it counts as a pass."""
 DECAY = 1e-4
@@ -343,65 +346,75 @@ def main() -> None:
     parser.add_argument("--stragglers", action="store_true", help="this table alone")
     parser.add_argument("--processes", action="store_true", help="this table alone")
     parser.add_argument("--sizes", action="store_true", help="this table alone")
+    parser.add_argument("--json", help="where to write all single runs of the problems")
     options = parser.parse_args()
-    print(runs.heading(runs.provenance()))
+    record = {**runs.provenance(), "groups": []}
+    print(runs.heading(record), flush=True)
     if options.stragglers:
         print(stragglers())
-        return
-    if options.processes:
+    elif options.processes:
         print(processes(options.repetitions, options.only))
-        return
-    if options.sizes:
+    elif options.sizes:
         print(sizes(options.repetitions))
-        return
-    header = [
-        "problem",
-        "",
-        "seconds",
-        "seconds, warm",
-        "passes or epochs",
-        "beside SciPy's faster",
-    ]
+    else:
+        for problem in options.problems.split(","):
+            record["groups"].append(group(problem, options))
+            runs.write_json(options.json, record)
+        print("\n" + table(record["groups"]))
+
+
+def group(problem: str, options: argparse.Namespace) -> dict:
+    """One problem's runs."""
+    size = {"problem": problem, "examples": options.examples, "features": options.features}
+    size["iterations"] = options.iterations
+    best = runs.run_contender(
+        "sandblaster.py",
+        {**size, "kind": "scipy", "threads": 1, "target": 0.0, "iterations": 3000},
+    )["best"]
+    size["target"] = best + NEAR
+    portion = 8192 if problem == "synthetic" else 512
+    ours = {**size, "batch_size": portion}
+    specs = {
+        **{f"{SCIPY}, {n} of BLAS": {**size, "kind": "scipy", "threads": n} for n in (1, 2)},
+        "Sandblaster, 1 thread": {**ours, "kind": "sandblaster", "workers": 1},
+        "Sandblaster, 2 threads": {**ours, "kind": "sandblaster", "workers": 2},
+        "Downpour, Adagrad, 2 threads": {
+            **{**ours, "kind": "downpour", "workers": 2, "rate": 0.5, "batch_size": 256}
+        },
+    }
+    for module, kind in (("torch", "torch"), ("tensorflow_probability", "probability")):
+        if importlib.util.find_spec(module) is not None:
+            specs[module] = {**size, "kind": kind}
+    specs = {n: s for n, s in specs.items() if SCIPY in n or re.search(options.only, n)}
+    results = runs.interleaved("sandblaster.py", specs, options.repetitions)
+    names = {"synthetic": f"logistic regression, {options.examples:,} x {options.features}"}
+    title = names.get(problem, "digits, 1,797 x 64")
+    return {"problem": problem, "title": title, "optimum": best, "results": results}
+
+
+def table(groups: Sequence[Mapping]) -> str:
+    """Seconds of each contender, a problem after the other."""
     rows = []
-    for problem in options.problems.split(","):
-        size = {"problem": problem, "examples": options.examples, "features": options.features}
-        size["iterations"] = options.iterations
-        best = runs.run_contender(
-            "sandblaster.py",
-            {**size, "kind": "scipy", "threads": 1, "target": 0.0, "iterations": 3000},
-        )["best"]
-        size["target"] = best + NEAR
-        portion = 8192 if problem == "synthetic" else 512
-        ours = {**size, "batch_size": portion}
-        specs = {
-            **{f"SciPy, {n} of BLAS": {**size, "kind": "scipy", "threads": n} for n in (1, 2)},
-            "Sandblaster, 1 thread": {**ours, "kind": "sandblaster", "workers": 1},
-            "Sandblaster, 2 threads": {**ours, "kind": "sandblaster", "workers": 2},
-            "Downpour, Adagrad, 2 threads": {
-                **{**ours, "kind": "downpour", "workers": 2, "rate": 0.5, "batch_size": 256}
-            },
-        }
-        for module, kind in (("torch", "torch"), ("tensorflow_probability", "probability")):
-            if importlib.util.find_spec(module) is not None:
-                specs[module] = {**size, "kind": kind}
-        specs = {n: s for n, s in specs.items() if "SciPy" in n or re.search(options.only, n)}
-        results = runs.interleaved("sandblaster.py", specs, options.repetitions)
-        faster = min(
-            (n for n in specs if "SciPy" in n), key=lambda n: runs.median(results[n], "again")
-        )
-        for name in specs:
-            rows.append(
-                [
-                    f"{problem}, optimum {best:.6f}",
-                    name,
-                    *(
-                        runs.spread([each[of] for each in results[name]], digits)
-                        for of, digits in (("seconds", 2), ("again", 2), ("rounds", 0))
-                    ),
-                    runs.spread(runs.ratios(results, name, faster, "again"), 2),
+    for each in groups:
+        results = each["results"]
+        faster = scipy_at_its_best(results)
+        for name, outcomes in results.items():
+            cells = ["not reached", "", "", ""]
+            if all(math.isfinite(outcome["again"]) for outcome in outcomes):
+                cells = [
+                    runs.spread([outcome[of] for outcome in outcomes], digits)
+                    for of, digits in (("seconds", 2), ("again", 2), ("rounds", 0))
                 ]
-            )
-    print(runs.table(header, rows))
+                cells.append(runs.spread(runs.ratios(results, name, faster, "again"), 2))
+            rows.append([f"{each['title']}, optimum {each['optimum']:.6f}", name, *cells])
+    heads = ["problem", "", "seconds", "seconds, warm", "passes or epochs"]
+    return runs.table([*heads, "warm, beside SciPy's faster"], rows)
+
+
+def scipy_at_its_best(results: Mapping[str, Sequence[dict]]) -> str:
+    """Whose second run is the shorter."""
+    names = [name for name in results if SCIPY in name]
+    return min(names, key=lambda name: runs.median(results[name], "again"))
 
 
 if __name__ == "__main__":

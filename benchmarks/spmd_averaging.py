@@ -52,12 +52,13 @@ def run_throughput(options, record: dict) -> None:
     results = interleaved(contenders, options.repetitions)
     title = "MLP 784-512-512-10, batch 64, SGD(0.01): two processes"
     record["groups"].append({"title": title, "results": results})
-    print(f"\n### {title}\n\n{throughput_table(results, whose)}", flush=True)
+    print(f"\n### {title}\n\n{throughput_table(results)}", flush=True)
     if reason is not None:
         print(f"\nLeft out: {MIRRORED}: {reason} (--tf_keras_python).", flush=True)
 
 
-def throughput_table(results: Results, whose: dict[str, str]) -> str:
+def throughput_table(results: Results) -> str:
+    whose = {name: limits.PROCESSES for name in results if name != limits.PROCESSES}
     rows, roles = [], runs.cpu_roles(results)
     for name, outcomes in results.items():
         speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
@@ -68,7 +69,13 @@ def throughput_table(results: Results, whose: dict[str, str]) -> str:
             peer = runs.spread(runs.ratios(results, name, MIRRORED), 2)
         limit = limits.cells(results, name, whose)[:1]
         rows.append([name, speeds, ratio, aim, peer, *limit, *runs.cpu_cells(outcomes, roles)])
-    header = ["", "mini-batches/s", f"beside {ALONE}", "aim", "beside tf_keras"]
+    header = [
+        "",
+        "mini-batches/s",
+        f"beside {ALONE}",
+        "aim",
+        "beside tf_keras MultiWorkerMirroredStrategy",
+    ]
     header += [f"of the limit: {limits.PROCESSES}", *runs.cpu_header(roles)]
     return runs.table(header, rows)
 
@@ -85,20 +92,23 @@ def run_large(options, record: dict) -> None:
         "processes"
     )
     record["groups"].append({"title": title, "results": results})
+    print(f"\n### {title}\n\n{large_table(results)}", flush=True)
+
+
+def large_table(results: Results) -> str:
+    """Of one average beside bare ones."""
     ours = [outcome["seconds"] for outcome in results["average(model)"]]
     rows = []
     for name, seconds in {
         "average(model)": ours,
         "bare all_reduce, one tensor": [outcome["seconds"] for outcome in results["bare"]],
-        f"bare all_reduce, {options.variables} tensors": [
+        "bare all_reduce, a tensor a variable": [
             outcome["seconds_many"] for outcome in results["bare"]
         ],
     }.items():
         ratio = [mine / each for mine, each in zip(ours, seconds, strict=True)]
         rows.append([name, runs.spread([1e3 * s for s in seconds], 0), runs.spread(ratio, 2)])
-    print(
-        f"\n### {title}\n\n{runs.table(['', 'ms', 'average(model) beside it'], rows)}", flush=True
-    )
+    return runs.table(["", "ms", "average(model) beside it"], rows)
 
 
 GROUPS = {"throughput": run_throughput, "large": run_large}

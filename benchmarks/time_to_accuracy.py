@@ -21,7 +21,8 @@ Every contender is a process of its own. Its search comes first, then each conte
 the first seed, then each by the next ...; with `--one_process` all runs of a contender are in one
 process, one after the other, which takes less time. A run that stands in `--json` is not done
 again. Of a search the epochs count alone, so searches may run at the same time, each with
-`--seeds 0` and a file of its own, and `--take` brings them together.
+`--seeds 0` and a file of its own, and `--take` brings them together. With `--rates_of processes` a
+contender that has none yet takes the rate of its like in that group.
 """
 
 import argparse
@@ -91,7 +92,12 @@ def contenders(group: str) -> dict[str, dict]:
             **of("elastic", 5),
         }
     else:
-        found = {**of("averaging", 1, 20), **of("downpour", 1, 20), **softsync, **of("elastic", 20)}
+        found = {
+            **of("averaging", 1, 20),
+            **of("downpour", 1, 20),
+            **softsync,
+            **of("elastic", 5, 20),
+        }
     common = {"processes": True, "slow": group == "straggler"}
     return {name: {**spec, **common} for name, spec in found.items()}
 
@@ -130,6 +136,17 @@ class Book:
         entry |= {"rate": None, "search": [], "runs": [], "startup_seconds": []}
         self.record["contenders"].append(entry)
         return entry
+
+    def rate_of(self, entry: dict, group: str) -> None:
+        """Its rate is that of the contender of the same name in another group, if it has none."""
+        for each in self.record["contenders"]:
+            like = (each["task"], each["group"], each["name"]) == (
+                entry["task"],
+                group,
+                entry["name"],
+            )
+            if like and entry["rate"] is None:
+                entry["rate"], entry["rate_of"] = each["rate"], group
 
     def take(self, path: str) -> None:
         """The contenders of another record, of this machine, that were begun there alone."""
@@ -209,6 +226,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
     parser.add_argument("--json", help="every single run; those that are there are not done again")
     parser.add_argument("--take", nargs="+", default=[], help="add what other --json files have")
+    parser.add_argument("--rates_of", choices=GROUPS, help="whose rates are taken, not searched")
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
     options = parser.parse_args()
     if options.quick:
@@ -237,6 +255,9 @@ def main() -> None:
                 if spec.get("processes") and options.ps != 1:
                     settings["ps"] = options.ps
                 entries.append(book.entry(task, group, name, settings))
+        if options.rates_of:
+            for entry in entries:
+                book.rate_of(entry, options.rates_of)
         for entry, seeds_now in jobs(entries, seeds, options.one_process):
             if end is not None and time.time() >= end:
                 print("The time is over: the same command goes on from here.", file=sys.stderr)

@@ -317,7 +317,10 @@ def _delay_compensation() -> list[Claim]:
         return of(workers=workers, method=method, **more)
 
     alone = c(1, "SGD")
-    lambdas = {"DC-ASGD-c": (1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
+    lambdas = {
+        "DC-ASGD-c": (0.1, 1.0, 10.0, 100.0, 1000.0),
+        "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0),
+    }
     names = {"DC-ASGD-c": "constant", "DC-ASGD-a": "adaptive"}
     return [
         Claim(
@@ -347,7 +350,7 @@ def _delay_compensation() -> list[Claim]:
                 tuple(
                     Cell(
                         f"{names[method]}, lambda = {given:g}",
-                        *(c(m, method, **{"lambda": given}), c(m, "SGD"), "<"),
+                        *(c(m, f"{method}, fine", **{"lambda": given}), c(m, "SGD"), "<"),
                     )
                     for method in lambdas
                     for given in lambdas[method]

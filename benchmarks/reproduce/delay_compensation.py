@@ -7,7 +7,8 @@ an error of 9.27 %, sequential SGD at 8.65, DC-ASGD with an adaptive lambda at 8
 32-64-10 (relu) learns what a random network says (teacher.py), mini-batches of 32; the rate falls
 to a tenth at half and at three quarters of the updates, as the paper's falls twice. Simulated
 workers of one mean speed, whose mini-batches take an exponentially distributed time. Lambda is
-chosen with the rate, by the other seeds.
+chosen with the rate, by the other seeds: five of it and seven rates; SGD has five times as many
+rates, five to an octave, and so have the "fine" ones, for a lambda that is given.
 """
 
 import driver  # isort: skip (finds the package)
@@ -20,11 +21,12 @@ import tf_dsgd
 
 BATCH = 32
 DECAY = 0.95  # of the mean square
-LAMBDAS = {"DC-ASGD-c": (1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
+FINE = ", fine"
+LAMBDAS = {"DC-ASGD-c": (0.1, 1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
 
 
 def run(condition, seeds, rates, options) -> dict:
-    method = condition["method"]
+    method = condition["method"].removesuffix(FINE)
 
     def optimizer(given) -> keras.optimizers.Optimizer:
         rate = teacher.Falling(given.rates, options.updates)
@@ -42,7 +44,8 @@ def run(condition, seeds, rates, options) -> dict:
 def conditions() -> list[dict]:
     found = [{"workers": workers, "method": "SGD"} for workers in (1, 4, 16)]
     found += [
-        {"workers": workers, "method": method, "lambda": lam}
+        {"workers": workers, "method": method + fine, "lambda": lam}
+        for fine in ("", FINE)
         for workers in (4, 16)
         for method, lambdas in LAMBDAS.items()
         for lam in lambdas
@@ -59,6 +62,7 @@ STUDY = driver.Study(
     seeds=8,
     together=4,
     tuned=("lambda",),
+    to_octave=lambda condition: 5 if condition["method"].endswith(("SGD", FINE)) else 1,
 )
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 A study names its conditions and how one is run; `claims.py` what is asked of them. A run has a seed
 from which *everything* follows that chance decides: split or data, their order, first weights, and
-delays. Rates are powers of 2, the same number of them on both sides of a comparison at first; while
-some seed's choice is at the edge of a grid, that grid is extended, up to `EXTENSIONS` times.
+delays. Rates are powers of 2. While some seed's choice is at the edge of a grid, that grid is
+extended there, up to `EXTENSIONS` times. Beside the best power of 2 come two rates half an octave
+from it. Then the conditions that a claim compares with it get as many rates as it has, at both ends
+of theirs.
 
     python benchmarks/reproduce/NAME.py                # all that is missing, into results/NAME.json
     python benchmarks/reproduce/NAME.py --seeds 16     # as well as what is there already
@@ -44,6 +46,8 @@ class Study:
         name: of the program, and of its file of results.
         conditions: each a dict that JSON can hold.
         grid: from a condition to its first and last exponent of 2; the same where there is no rate.
+        to_octave: from a condition to the rates between a power of 2 and the next, itself counted:
+            above 1 where the other side of a comparison chooses more than a rate.
         run: from (condition, seeds, rates, options) to each measure's values, `[rates][seeds]`.
         options: sizes, each with its value in full and in `--quick`.
         seeds: how many; they are 1, 2, ...
@@ -61,6 +65,7 @@ class Study:
     together: int = 1
     tuned: tuple[str, ...] = ()
     chosen_by: str = "error"
+    to_octave: Callable[[Mapping[str, Any]], int] = lambda condition: 1
 
 
 class Record:
@@ -141,6 +146,8 @@ class Driver:
     def __init__(self, study: Study, record: Record, options: argparse.Namespace, seeds: list[int]):
         self.study, self.record, self.options, self.seeds = study, record, options, seeds
         self.began = False
+        self.extended: dict[str, int] = {}
+        """By condition, without what is tuned, how often its grid was."""
 
     def everything(self, only: str) -> None:
         """Each condition whose JSON the expression finds."""
@@ -154,37 +161,87 @@ class Driver:
             for pool in pools.values():
                 for condition in pool:
                     self._run(condition, seeds, self._exponents(condition))
-        for untuned, pool in pools.items():
-            self._extend(json.loads(untuned), pool)
+        while True:
+            for untuned, pool in pools.items():
+                self._extend(untuned, pool)
+                self._refine(pool)
+            if not self._level(pools):
+                return
 
     def _chunks(self) -> list[list[int]]:
         step = self.study.together
         return [self.seeds[k : k + step] for k in range(0, len(self.seeds), step)]
 
-    def _exponents(self, condition: Mapping) -> list[int]:
+    def _exponents(self, condition: Mapping) -> list[float]:
         """The first grid's, and those that other seeds have run at."""
         low, high = self.study.grid(condition)
+        parts = self.study.to_octave(condition)
+        first = {round(low + k / parts, 6) for k in range((high + 1 - low) * parts)}
         name = evidence.key(condition)
-        known = {round(math.log2(rate)) for has, _, rate in self.record.has if has == name}
-        return sorted({*range(low, high + 1), *known})
+        known = {round(math.log2(rate), 6) for has, _, rate in self.record.has if has == name}
+        return sorted(first | known)
 
-    def _extend(self, untuned: Mapping, pool: list[Mapping]) -> None:
-        """Until no choice is at an edge."""
-        low, high = self.study.grid(pool[0])
-        if low == high:
+    def _extend(self, untuned: str, pool: list[Mapping]) -> None:
+        """Until no choice is at an edge, or it was done often enough."""
+        if not self._has_rates(pool[0]):
             return
-        for _ in range(EXTENSIONS):
-            low, high = self.record.results().edges(untuned)
+        while self.extended.setdefault(untuned, 0) < EXTENSIONS:
+            low, high = self.record.results().edges(json.loads(untuned))
             if not (low or high):
                 return
+            self.extended[untuned] += 1
             for condition in pool:
-                exponents = self._exponents(condition)
-                more = [exponents[0] - k for k in range(1, WIDER + 1)] * low
-                more += [exponents[-1] + k for k in range(1, WIDER + 1)] * high
-                for seeds in self._chunks():
-                    self._run(condition, seeds, sorted([*exponents, *more]))
+                self._widen(condition, WIDER * low, WIDER * high)
 
-    def _run(self, condition: Mapping, seeds: list[int], exponents: list[int]) -> None:
+    def _refine(self, pool: list[Mapping]) -> None:
+        """Two rates half an octave from the best one, if it is a power of 2 inside its grid."""
+        if not self._has_rates(pool[0]):
+            return
+        for condition in pool:
+            best = round(math.log2(self.record.results().best(condition)[-1]), 6)
+            exponents = self._exponents(condition)
+            inside = exponents[0] < best < exponents[-1]
+            if inside and best == round(best) and self.study.to_octave(condition) == 1:
+                for seeds in self._chunks():
+                    self._run(condition, seeds, sorted({*exponents, best - 0.5, best + 0.5}))
+
+    def _widen(self, condition: Mapping, below: int, above: int) -> None:
+        """More powers of 2 at the ends of a grid."""
+        exponents = self._exponents(condition)
+        more = [math.floor(exponents[0]) - k for k in range(1, below + 1)]
+        more += [math.ceil(exponents[-1]) + k for k in range(1, above + 1)]
+        for seeds in self._chunks():
+            self._run(condition, seeds, sorted([*exponents, *more]))
+
+    def _level(self, pools: Mapping[str, list[Mapping]]) -> bool:
+        """As many settings for what is compared as its other side has; whether any were missing."""
+        conditions = [condition for pool in pools.values() for condition in pool]
+        widened = False
+        for cell in (c for claim in pages.claims_about(self.study.name) for c in claim.cells):
+            sides = [side for side in cell.sides if isinstance(side, Mapping)]
+            found = [[c for c in conditions if side.items() <= c.items()] for side in sides]
+            if cell.at is not None:
+                # At the rate that this one has chosen, whatever suits the others.
+                chosen = [c for c in conditions if cell.at.items() <= c.items()]
+                rates = {exponent for c in chosen for exponent in self._exponents(c)}
+                for condition in (c for side in found for c in side):
+                    for seeds in self._chunks():
+                        self._run(condition, seeds, sorted({*self._exponents(condition), *rates}))
+                continue
+            found = [side for side in found if side and self._has_rates(side[0])]
+            counts = [sum(len(self._exponents(c)) for c in side) for side in found]
+            for side, count in zip(found, counts, strict=True):
+                missing = (max(counts) - count) // len(side)
+                for condition in side if missing else ():
+                    self._widen(condition, missing // 2, missing - missing // 2)
+                    widened = True
+        return widened
+
+    def _has_rates(self, condition: Mapping) -> bool:
+        low, high = self.study.grid(condition)
+        return low < high
+
+    def _run(self, condition: Mapping, seeds: list[int], exponents: list[float]) -> None:
         """What is missing of it."""
         name = evidence.key(condition)
 

@@ -19,6 +19,8 @@ P = A P A' + Q, differs.
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -63,17 +65,29 @@ def main() -> None:
     parser.add_argument("--periods", default="1,4,16", help="tau")
     parser.add_argument("--rates", default="0.01,0.1,0.5,1.0,1.5,1.9", help="eta h; stable below 2")
     options = parser.parse_args()
-    print("| M | tau | eta h | radius, after the pull | before, as the paper | center's variance |")
-    print("|---|---|---|---|---|---|")
-    for workers in map(int, options.workers.split(",")):
-        for tau in map(int, options.periods.split(",")):
-            for rate in map(float, options.rates.split(",")):
-                rounds = [whole_round(workers, tau, 0.9 / workers, rate, s) for s in (False, True)]
-                after, before = (radius(a) for a, _ in rounds)
-                ratio = variance_of_center(*rounds[0]) / variance_of_center(*rounds[1])
-                print(
-                    f"| {workers} | {tau} | {rate:g} | {after:.4f} | {before:.4f} | {ratio:.3f} |"
-                )
+    counts, periods = (
+        [int(n) for n in each.split(",")] for each in (options.workers, options.periods)
+    )
+    rates = [float(rate) for rate in options.rates.split(",")]
+    print(table(counts, periods, rates))
+
+
+def table(counts: Sequence[int], periods: Sequence[int], rates: Sequence[float]) -> str:
+    """A line for each setting."""
+    lines = [
+        "| M | period | rate times curvature | $\\rho$, at the pulled $x_i$ | $\\rho$, the paper's "
+        "| variance of the center, beside the paper's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for workers, tau, rate in itertools.product(counts, periods, rates):
+        rounds = [whole_round(workers, tau, 0.9 / workers, rate, s) for s in (False, True)]
+        after, before = (radius(a) for a, _ in rounds)
+        diverges = max(after, before) >= 1.0
+        ratio = variance_of_center(*rounds[0]) / variance_of_center(*rounds[1])
+        cells = [workers, tau, f"{rate:g}", f"{after:.3f}", f"{before:.3f}"]
+        cells.append("none, it diverges" if diverges else f"{ratio:.2f}")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -156,11 +156,11 @@ class Cell:
         title: what is compared.
         a: a condition.
         b: another, or a number.
-        expected: "<", ">"; or, with a `margin`, "=", within it, or "<=", at most so much more.
+        expected: "<"; ">", by more than the `margin`; "=", within it; "<=", at most so much more.
         measure: of both; by default the one that chooses the rates.
         beside: two more conditions, whose difference is subtracted.
         at: the condition whose choice of a rate all take, in place of their own.
-        margin: of an "=" and of a "<=".
+        margin: not of a "<".
         ratio: compare logarithms, and show b / a: how many times less `a` is.
     """
 
@@ -173,6 +173,11 @@ class Cell:
     at: Mapping[str, Any] | None = None
     margin: float = 0.0
     ratio: bool = False
+
+    @property
+    def sides(self) -> tuple[Mapping[str, Any] | float, ...]:
+        """All that is measured."""
+        return self.a, self.b, *(self.beside or ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +214,7 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
 def compared(results: Results, cell: Cell) -> Outcome | None:
     """A cell's differences, seed by seed; None where no seed has run all of it."""
     measure = cell.measure or results.chosen_by
-    sides = [cell.a, cell.b, *(cell.beside or ())]
-    conditions = [side for side in [*sides, cell.at] if isinstance(side, Mapping)]
+    conditions = [side for side in [*cell.sides, cell.at] if isinstance(side, Mapping)]
     seeds = sorted(set.intersection(*(set(results.seeds(c)) for c in conditions)))
     if not seeds:
         return None
@@ -221,7 +225,7 @@ def compared(results: Results, cell: Cell) -> Outcome | None:
         found = results.judged(side, measure, seeds, cell.at)
         return np.log(found) if cell.ratio else found
 
-    found = [values(side) for side in sides]
+    found = [values(side) for side in cell.sides]
     difference = found[0] - found[1] - (found[2] - found[3] if cell.beside else 0.0)
     return Outcome(cell, len(seeds), *interval(difference), *_tests(difference, cell))
 
@@ -231,7 +235,7 @@ def _tests(difference: np.ndarray, cell: Cell) -> tuple[float, float]:
     above = one_sided(difference, cell.margin)
     below = one_sided(-difference, cell.margin)
     if cell.expected == ">":
-        return above, below
+        return above, one_sided(-difference, -cell.margin)
     if cell.expected == "<":
         return below, above
     if cell.expected == "<=":

@@ -103,9 +103,13 @@ def judged(claim: Claim, results: Results) -> Judged:
     return Judged(claim, outcomes, evidence.said(outcomes), found.count(None))
 
 
+def claims_about(study: str) -> list[Claim]:
+    return [claim for claim in CLAIMS if claim.study == study]
+
+
 def claims_of(content: Mapping[str, Any]) -> list[Judged]:
     results = results_of(content)
-    return [judged(claim, results) for claim in CLAIMS if claim.study == content["study"]]
+    return [judged(claim, results) for claim in claims_about(content["study"])]
 
 
 def cells_table(found: Sequence[Judged]) -> str:
@@ -117,7 +121,7 @@ def cells_table(found: Sequence[Judged]) -> str:
             cell = outcome.cell
             expected = {
                 "<": "less",
-                ">": "more",
+                ">": f"more by {cell.margin:g}" if cell.margin else "more",
                 "=": f"within {cell.margin:g}",
                 "<=": f"at most {cell.margin:g} more",
             }[cell.expected]
@@ -183,7 +187,7 @@ def on_one_screen() -> str:
 
 
 def rate_text(rate: float) -> str:
-    return f"$2^{{{round(math.log2(rate))}}}$"
+    return f"$2^{{{math.log2(rate):.2g}}}$"
 
 
 def number(values: np.ndarray) -> str:

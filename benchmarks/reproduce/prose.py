@@ -2,15 +2,20 @@
 
 Between `<!--figure: NAME-->` and `<!--end-->` stands what a name of these says:
 
-    difference STUDY: CONDITION less CONDITION
-    value STUDY: CONDITION
-    value STUDY: CONDITION, 2^K
+    difference STUDY: CONDITION less CONDITION    +1.04 (+0.75 to +1.33)
+    points STUDY: CONDITION less CONDITION        1.0 (0.7 to 1.3): no plus, and a digit less
+    ratio STUDY: CONDITION by CONDITION           1.47 (1.36 to 1.57)
+    value STUDY: CONDITION                        a mean over seeds
+    rate STUDY: CONDITION                         the one that all seeds together choose
+    sure STUDY: CLAIM                             3 of 8: comparisons that came out as expected
 
 A condition is given by some of its fields, `workers=4; method=EASGD`, and must be the only one that
-has them. A difference is that of `evidence.compared`, with its interval, and a value a mean over
-seeds, of the measure that chooses the rates, at the rate that the others choose, or at 2^K.
+has them. All but the last two are of the measure that chooses the rates, or of another after the
+study, `ratio averaging_seconds, cpu_seconds: ...`; at the rates that the other seeds choose, or,
+with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -18,38 +23,88 @@ from typing import Any
 
 import evidence
 import pages
-from claims import CLAIMS
 
-_NAME = re.compile(r"(difference|value) (\w+): (.+?)(?: less (.+?))?(?:, 2\^(-?\d+))?")
+_STUDY = r"(?P<study>\w+)"
+_MEASURED = rf"{_STUDY}(?:, (?P<measure>\w+))?"
+_AT = r"(?:, 2\^(?P<exponent>-?\d+))?"
+_FORMS = {
+    "difference": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?){_AT}",
+    "points": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?){_AT}",
+    "ratio": rf"{_MEASURED}: (?P<a>.+?) by (?P<b>.+?){_AT}",
+    "value": rf"{_MEASURED}: (?P<a>.+?){_AT}",
+    "rate": rf"{_STUDY}: (?P<a>.+?)",
+    "sure": rf"{_STUDY}: (?P<claim>.+?)",
+}
+KINDS = tuple(_FORMS)
+"""The first words of all names."""
 
 
 def condition(results: evidence.Results, text: str) -> Mapping[str, Any]:
     """The one that has these fields."""
-    given = dict(part.split("=", 1) for part in text.split("; "))
+    fields = text.split("; ")
+    if not all("=" in field for field in fields):
+        raise ValueError(f"{text!r} are not fields of a condition, such as 'workers=4; period=1'.")
+    given = dict(field.split("=", 1) for field in fields)
     found = [c for c in results.conditions() if all(str(c.get(k)) == v for k, v in given.items())]
     if len(found) != 1:
         raise ValueError(f"{text!r} are fields of {len(found)} conditions, not of one: {found}")
     return found[0]
 
 
+def at_rate(results: evidence.Results, rate: float) -> evidence.Results:
+    """Only the runs at this rate, so that there is no other to choose."""
+    runs = [run for run in results.runs if math.isclose(run["rate"], rate)]
+    return dataclasses.replace(results, runs=runs)
+
+
+def power(rate: float) -> str:
+    """A rate as a power of 2; in HTML, as GitHub wants space around a formula's dollars."""
+    return f"2<sup>{math.log2(rate):.2g}</sup>"
+
+
+def plain(outcome: evidence.Outcome, digits: int) -> str:
+    """A difference, or how many times more the first is, with its interval, without plus signs."""
+    ends = (outcome.mean, outcome.low, outcome.high)
+    values = map(math.exp, ends) if outcome.cell.ratio else ends
+    return "{} ({} to {})".format(*(f"{value:.{digits}f}" for value in values))
+
+
+def sure(study: str, claim: str) -> str:
+    """Of how many of a claim's comparisons the runs say for sure what it expects."""
+    found = [each for each in pages.claims_of(pages.known(study)) if each.claim.name == claim]
+    if len(found) != 1:
+        raise ValueError(f"{study} has {len(found)} claims named {claim!r}, not one.")
+    words = [word for _, word in found[0].said]
+    return f"{words.count(evidence.YES)} of {len(words)}"
+
+
 def figure(name: str) -> str:
     """What stands for a name, with as many digits as the study's first claim has."""
-    parts = _NAME.fullmatch(name)
+    kind, _, rest = name.partition(" ")
+    parts = re.fullmatch(_FORMS[kind], rest) if kind in _FORMS else None
     if parts is None:
         raise ValueError(f"No figure has such a name: {name!r}. See {__name__}.py.")
-    kind, study, first, second, exponent = parts.groups()
+    study = parts["study"]
+    if kind == "sure":
+        return sure(study, parts["claim"])
     results = pages.results_of(pages.known(study))
-    digits = next(claim.digits for claim in CLAIMS if claim.study == study)
-    a = condition(results, first)
+    a = condition(results, parts["a"])
+    if kind == "rate":
+        return power(results.best(a)[-1])
+    measure = parts["measure"] or results.chosen_by
+    if measure not in results.measures:
+        raise ValueError(f"{study} measures {', '.join(results.measures)}, and no {measure!r}.")
+    b = condition(results, parts["b"]) if kind != "value" else 0.0
+    if parts["exponent"]:
+        results = at_rate(results, 2.0 ** int(parts["exponent"]))
+    outcome = evidence.compared(
+        results, evidence.Cell("", a, b, "<", measure=measure, ratio=kind == "ratio")
+    )
+    if outcome is None:
+        raise ValueError(f"No seed has run all of {name!r}.")
+    digits = pages.claims_about(study)[0].digits
+    if kind == "value":
+        return f"{outcome.mean:.{digits}f}"
     if kind == "difference":
-        b = condition(results, second)
-        outcome = evidence.compared(results, evidence.Cell("", a, b, "<"))
-        if outcome is None:
-            raise ValueError(f"No seed has run both sides of {name!r}.")
         return evidence.shown(outcome, digits)
-    seeds = results.seeds(a)
-    if exponent is None:
-        return f"{results.judged(a, results.chosen_by, seeds).mean():.{digits}f}"
-    settings = [s for s in results.settings(a) if math.isclose(s[-1], 2.0 ** int(exponent))]
-    place = results.settings(a).index(settings[0])
-    return f"{results.values(a, results.chosen_by, seeds)[place].mean():.{digits}f}"
+    return plain(outcome, digits - 1 if kind == "points" else digits)

@@ -51,7 +51,7 @@ def test_what_a_function_uses_is_there_until_nobody_has_the_function():
     store = Store(["CPU:0", "CPU:0"])
     value = made(store, "a_1")
     functions = store.bind(traced(lambda: value.template.assign_add(1.0)))
-    store.forget(["a_1"])
+    assert store.forget(["a_1"])
     assert kept(store) == {"a_1"}
     store.lose(1)
     store.renew(1, 0)
@@ -59,5 +59,5 @@ def test_what_a_function_uses_is_there_until_nobody_has_the_function():
     assert value.read() == {0: 1.0, 1: 3.0}
     del functions
     gc.collect()
-    store.forget([])
+    assert not store.forget([])
     assert kept(store) == set()

@@ -339,7 +339,12 @@ def in_float8(strategy, optimizer=None):
     [
         lambda: downpour(local(1), push_every=5, fetch_every=5),
         lambda: downpour(local(1), push_every=5, fetch_every=5, local_rule="none"),
+        lambda: downpour(local(1), fetch_every=5),
         lambda: downpour(local(1), compression=tf_dsgd.compression.Threshold(0.01)),
+        lambda: downpour(local(1), wire_dtype="float16"),
+        lambda: downpour(
+            local(1), local_rule="optimizer", compression=tf_dsgd.compression.Threshold(0.01)
+        ),
         lambda: downpour(local(2), local_rule="optimizer"),
         lambda: softsync(local(2)),
     ],

@@ -90,6 +90,9 @@ CLEAR, NOISY = [-1.0, -1.1, -0.9, -1.05], [-1.0, 1.2, -0.8, 0.9]
         (CLEAR, "=", 1.02, "cannot tell"),
         (CLEAR, "<=", 0.5, "as expected"),
         (NOISY, "<=", 0.5, "cannot tell"),
+        ([-d for d in CLEAR], ">", 0.5, "as expected"),
+        ([-d for d in CLEAR], ">", 1.02, "cannot tell"),
+        ([-d for d in CLEAR], ">", 2.0, "the opposite"),
         ([-d for d in CLEAR], "<=", 0.5, "the opposite"),
         ([-d for d in CLEAR], "<=", 1.02, "cannot tell"),
         ([-d for d in CLEAR], "<=", 2.0, "as expected"),
@@ -165,7 +168,10 @@ def test_chance_seldom_reproduces_a_claim(evidence):
 
 @pytest.fixture
 def made(evidence, tmp_path):
-    """A study whose error is the distance of a rate from 2^best, and its calls."""
+    """A study whose error is the distance of a rate from 2^best, and its calls.
+
+    `best` is of both conditions, or of each.
+    """
     import driver
     import pages
 
@@ -173,8 +179,9 @@ def made(evidence, tmp_path):
 
     def make(best, **options):
         def run(condition, seeds, rates, _):
-            calls.append((condition["a"], tuple(seeds), tuple(np.log2(rates).astype(int))))
-            distance = np.abs(np.log2(rates) - best)[:, None] + 0.01 * np.array(seeds)
+            calls.append((condition["a"], tuple(seeds), tuple(np.log2(rates).round(6))))
+            exponent = best[condition["a"] - 1] if isinstance(best, tuple) else best
+            distance = np.abs(np.log2(rates) - exponent)[:, None] + 0.01 * np.array(seeds)
             return {"error": distance.tolist()}
 
         given = {"together": 2, "seeds": 4, **options}
@@ -195,11 +202,13 @@ def test_a_study_goes_on_where_it_was_cut_off(made):
     make, play = made
     study = make(-1)
     _, content, calls = play(study, "--seeds", "2")
-    assert calls == [(1, (1, 2), (-2, -1, 0)), (2, (1, 2), (-2, -1, 0))]
-    assert len(content["runs"]) == 12 and len(content["origins"]) == 1
+    assert calls[:2] == [(1, (1, 2), (-2, -1, 0)), (2, (1, 2), (-2, -1, 0))]
+    assert calls[2:] == [(1, (1, 2), (-1.5, -0.5)), (2, (1, 2), (-1.5, -0.5))]
+    assert len(content["runs"]) == 20 and len(content["origins"]) == 1
     _, content, calls = play(study)
-    assert [(a, seeds) for a, seeds, _ in calls] == [(1, (3, 4)), (2, (3, 4))]
-    assert len(content["runs"]) == 24 and len(content["origins"]) == 2
+    again = (-2, -1.5, -1, -0.5, 0)
+    assert calls == [(1, (3, 4), again), (2, (3, 4), again)]
+    assert len(content["runs"]) == 40 and len(content["origins"]) == 2
     _, content, calls = play(study)
     assert calls == [] and len(content["origins"]) == 2
 
@@ -207,11 +216,76 @@ def test_a_study_goes_on_where_it_was_cut_off(made):
 def test_a_grid_is_made_wider_until_the_best_is_inside(made):
     make, play = made
     record, _, calls = play(make(2), "--seeds", "2", "--only", '"a": 1')
-    assert [rates for *_, rates in calls] == [(-2, -1, 0), (1, 2), (3, 4)]
+    assert [rates for *_, rates in calls] == [(-2, -1, 0), (1, 2), (3, 4), (1.5, 2.5)]
     assert record.results().edges({"a": 1}) == (False, False)
-    # It ends where no best is found.
+    # It ends where no best is found, and then adds none beside the last.
     _, _, calls = play(make(99), "--seeds", "2", "--only", '"a": 2')
     assert list(itertools.chain(*(rates for *_, rates in calls))) == list(range(-2, 7))
+
+
+def compare(monkeypatch, evidence, **options):
+    """Claims of the study `made`: its two conditions are compared."""
+    import pages
+
+    cell = evidence.Cell("1 less 2", {"a": 1}, {"a": 2}, "<", **options)
+    monkeypatch.setattr(pages, "CLAIMS", [evidence.Claim("made", "it", "", "less", (cell,))])
+
+
+def test_both_sides_of_a_comparison_have_as_many_rates(made, evidence, monkeypatch):
+    compare(monkeypatch, evidence)
+    make, play = made
+    record, _, calls = play(make((2, -1)), "--seeds", "2")
+    found = {a: [rates for each, _, rates in calls if each == a] for a in (1, 2)}
+    assert found[1] == [(-2, -1, 0), (1, 2), (3, 4), (1.5, 2.5)]
+    assert found[2] == [(-2, -1, 0), (-1.5, -0.5), (-4, -3, 1, 2)]
+    assert [len(record.results().settings({"a": a})) for a in (1, 2)] == [9, 9]
+    # That nothing is missing now, and that it ends where no best is found.
+    assert play(make((2, -1)), "--seeds", "2")[2] == []
+
+
+def test_levelling_ends_where_one_side_finds_no_best(made, evidence, monkeypatch):
+    compare(monkeypatch, evidence)
+    make, play = made
+    record, _, _ = play(make((99, -1)), "--seeds", "2")
+    assert [len(record.results().settings({"a": a})) for a in (1, 2)] == [9, 9]
+
+
+def test_what_is_compared_at_the_rate_of_one_is_run_at_its_rates(made, evidence, monkeypatch):
+    compare(monkeypatch, evidence, at={"a": 1})
+    make, play = made
+    record, _, _ = play(make((2, -1)), "--seeds", "2")
+    rates = [{setting[-1] for setting in record.results().settings({"a": a})} for a in (1, 2)]
+    assert [len(each) for each in rates] == [9, 11] and rates[0] <= rates[1]
+    # No more for the one whose rate it is.
+    record, _, _ = play(make((2, 3)), "--seeds", "2", "--only", '"a": 1')
+    assert len(record.results().settings({"a": 1})) == 9
+
+
+def test_what_has_no_rate_to_choose_gets_none(made, evidence, monkeypatch):
+    compare(monkeypatch, evidence)
+    make, play = made
+    grid = lambda condition: (-2, 0) if condition["a"] == 1 else (-1, -1)  # noqa: E731
+    record, _, _ = play(dataclasses.replace(make((2, -1)), grid=grid), "--seeds", "2")
+    assert [len(record.results().settings({"a": a})) for a in (1, 2)] == [9, 1]
+
+
+def test_what_is_tuned_counts_among_the_settings(made, evidence, monkeypatch):
+    """Two settings at each rate of one side, and rates twice as close on the other."""
+    compare(monkeypatch, evidence)
+    make, play = made
+    conditions = [{"a": 1}, {"a": 2, "lambda": 1.0}, {"a": 2, "lambda": 3.0}]
+    study = dataclasses.replace(
+        make(-1),
+        conditions=conditions,
+        tuned=("lambda",),
+        to_octave=lambda condition: 2 if condition["a"] == 1 else 1,
+    )
+    record, content, _ = play(study, "--seeds", "2")
+    # Three rates and two more, with each of two settings.
+    assert [len(record.results().settings({"a": a})) for a in (1, 2)] == [10, 10]
+    rates = {run["rate"] for run in content["runs"] if run["condition"]["a"] == 1}
+    first, more = [-2, -1.5, -1, -0.5, 0, 0.5], [-4, -3, 2, 3]
+    assert sorted(np.log2(list(rates)).round(6)) == sorted([*first, *more])
 
 
 def test_a_file_of_runs_is_read_as_it_was_written(evidence):

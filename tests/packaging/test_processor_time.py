@@ -134,24 +134,24 @@ def test_an_account_is_divided_as_by_hand():
 def test_an_account_has_a_column_for_each_kind_and_says_what_is_left():
     import accounts
 
-    pair = {"step": outcome(3.0), "turns": {str(ROOT): [TURN, TURN]}}
-    table = accounts.account_table({"threads": [pair], "files": [pair]}, ROOT).splitlines()
+    pair = {"step": outcome(3.0), "turns": {accounts.THIS: [TURN, TURN]}}
+    table = accounts.account_table({"threads": [pair], "files": [pair]}).splitlines()
     assert table[0] == "| CPU, ms/mini-batch | threads | files |"
     assert "| exchange | 2.00 | 2.00 |" in table
     assert "| not accounted for | 0.75 | 0.75 |" in table
     assert table[-1] == "| mini-batches/s | 100 | 100 |"
-    assert "| workers | 5.00 |" in accounts.place_table({"threads": [pair]}, ROOT)
+    assert "| workers | 5.00 |" in accounts.place_table({"threads": [pair]})
 
 
-def test_checkouts_are_compared_pair_by_pair(tmp_path):
+def test_checkouts_are_compared_pair_by_pair():
     import accounts
 
     slower = {**TURN, "full": outcome(12.5, speed=80.0)}
     pairs = [
-        {"step": outcome(3.0), "turns": {str(ROOT): [TURN], str(tmp_path): [other]}}
+        {"step": outcome(3.0), "turns": {accounts.THIS: [TURN], accounts.OTHER: [other]}}
         for other in (TURN, slower)
     ]
-    table = accounts.ratio_table(pairs, ROOT, tmp_path)
+    table = accounts.ratio_table(pairs)
     # 10 to 10 and 10 to 12.5; 100 to 100 and 100 to 80.
     assert "| in all | 10.00 (10.00-10.00) | 11.25 (10.00-12.50) | 0.90 (0.80-1.00) |" in table
     assert "| mini-batches/s | 100 (100-100) | 90 (80-100) | 1.12 (1.00-1.25) |" in table

@@ -219,6 +219,17 @@ def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     command[-1] = str(path)
     # Other settings are other runs.
     assert run("--seeds", "1", "--workers", "3", "--one_process")[0] == ("keras", None, [1])
+    # A straggler's contender has the rate of its like, and what has none is searched for.
+    command[4:8] = ["processes", "--only", "softsync", "--json"]
+    assert run("--seeds", "0") == [("softsync", None, [])]
+    command[4:8] = ["straggler", "--only", "softsync|every 20", "--json"]
+    taken = run("--seeds", "1", "--one_process", "--rates_of", "processes")
+    assert ("softsync", 0.8, [1]) in taken and ("averaging", None, [1]) in taken
+    entries = json.loads(path.read_text())["contenders"]
+    by_rate = {
+        each["name"]: each.get("rate_of") for each in entries if each["group"] == "straggler"
+    }
+    assert by_rate.pop("softsync") == "processes" and set(by_rate.values()) == {None}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -143,6 +144,8 @@ class Store:
         self._all: list[Replicated] = []
         self._by_handle: dict[int, tuple[tf.Tensor, Replicated]] = {}
         self._cells: dict[Any, Replicated] = {}
+        self._mutex = threading.Lock()
+        """Of the three: models may be made in one thread while another trains."""
         self._gone: set[str] = set()
         """Ids of variables that nobody has any more, of which something may still be here."""
         self.kept: dict[str, dict[str, Replicated]] = {}
@@ -231,34 +234,41 @@ class Store:
 
         replicated = Replicated(make, self.present, self._was_lost, self._call)
         replicated.part, replicated.owner = part, owner
-        self._all.append(replicated)
-        self._note(replicated)
+        with self._mutex:
+            self._all.append(replicated)
+            self._note(replicated)
         if not any(self.present):
             self._assemble()
         return replicated
 
-    def forget(self, owners: Iterable[str]) -> None:
-        """Frees what workers have of variables that are gone, once no function uses it.
+    def forget(self, owners: Iterable[str]) -> bool:
+        """Frees what workers have of variables that are gone, once no function uses any of it.
 
         That is their copies, and all cells whose key names them. Lists and tables are made anew, as
-        another thread may be going through them.
+        another thread may be going through them. Gives whether something is left to forget.
         """
-        self._gone.update(owners)
-        functions = [function for bound in self._bound for function in bound]
-        used = {id(owner) for function in functions for owner in function.owners}
-        keys = {key for key in list(self._cells) if self._gone.intersection(_names(key))}
-        keys = {key for key in keys if id(self._cells[key]) not in used}
-        cells = {id(self._cells[key]) for key in keys}
-        gone = [
-            r for r in self._all if id(r) in cells or (r.owner in self._gone and id(r) not in used)
-        ]
-        ids = {id(r) for r in gone}
-        self._all = [r for r in self._all if id(r) not in ids]
-        self._by_handle = {k: v for k, v in self._by_handle.items() if id(v[1]) not in ids}
-        self._cells = {key: cell for key, cell in self._cells.items() if key not in keys}
-        left = {r.owner for r in self._all} | {n for key in self._cells for n in _names(key)}
-        self.kept = {weight: cells for weight, cells in self.kept.items() if weight in left}
-        self._gone &= left
+        with self._mutex:
+            self._gone.update(owners)
+            functions = [function for bound in self._bound for function in bound]
+            used = {id(owner) for function in functions for owner in function.owners}
+            in_use = {r.owner for r in self._all if id(r) in used}
+            in_use |= {n for k, cell in self._cells.items() if id(cell) in used for n in _names(k)}
+            names = self._gone - in_use
+            keys = {key for key in self._cells if names.intersection(_names(key))}
+            cells = {id(self._cells[key]) for key in keys}
+            gone: list[Any] = [r for r in self._all if r.owner in names or id(r) in cells]
+            ids = {id(r) for r in gone}
+            gone += [known for known in self._by_handle.values() if id(known[1]) in ids]
+            self._all = [r for r in self._all if id(r) not in ids]
+            self._by_handle = {k: v for k, v in self._by_handle.items() if id(v[1]) not in ids}
+            self._cells = {key: cell for key, cell in self._cells.items() if key not in keys}
+            self.kept = {weight: kept for weight, kept in self.kept.items() if weight not in names}
+            self._gone -= names
+            left = bool(self._gone)
+        if any("/job:" in device for device in self.worker_devices):
+            # TensorFlow frees each by a call to the worker, which may be there and not answer.
+            Aside(gone.clear, "tf_dsgd frees variables")
+        return left
 
     def copy_of(self, own: Replicated, dtype: Any, name: str) -> Replicated:
         """What each worker's variable is now, in another one of its part."""
@@ -293,7 +303,9 @@ class Store:
         """The replicated variable known by `key`, created when first asked for."""
         if key not in self._cells:
             with tf.init_scope():
-                self._cells[key] = make()
+                cell = make()
+            with self._mutex:
+                self._cells[key] = cell
         return self._cells[key]
 
     def kept_cell(

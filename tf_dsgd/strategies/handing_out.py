@@ -259,7 +259,7 @@ class FitProgram:
             with tracing(shown):
                 results = self.model.get_metrics_result()
                 # Read here, where a variable is what all workers have made of it.
-                return keras.tree.map_structure(tf.convert_to_tensor, results)
+                return keras.tree.map_structure(tf.convert_to_tensor, results, none_is_leaf=False)
         return self._step.pack([log.read_value() for log in self.program.logs])
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -37,7 +38,7 @@ class Placement:
     """
 
     def __init__(
-        self, num_shards: int, most_bytes: int | None, forget: Callable[[Iterable[str]], None]
+        self, num_shards: int, most_bytes: int | None, forget: Callable[[Iterable[str]], bool]
     ):
         self._most_bytes = most_bytes
         self._forget = forget
@@ -47,6 +48,9 @@ class Placement:
         """What lays replicas over several devices, a `ReplicaParts`; None for one."""
         self._bytes = [0] * num_shards
         self._variables = [0] * num_shards
+        self._mutex = threading.Lock()
+        self._left = False
+        """Whether something of them is still to be forgotten."""
         self._gone: collections.deque[tuple[int, int, int, str]] = collections.deque()
         """(shard, number, bytes, id) of those that are no more, as Python says at any moment."""
 
@@ -84,8 +88,9 @@ class Placement:
         self._sweep()
         if size is None:
             size = (variable.shape.num_elements() or 0) * variable.dtype.size
-        self._variables[shard] += variables
-        self._bytes[shard] += size
+        with self._mutex:
+            self._variables[shard] += variables
+            self._bytes[shard] += size
         what = shard, variables, size, _tf.unique_id(variable)
         weakref.finalize(variable, self._gone.append, what).atexit = False
 
@@ -96,11 +101,12 @@ class Placement:
 
     def _sweep(self) -> None:
         """Forgets variables that are no more."""
-        ids = set()
-        while self._gone:
-            shard, variables, size, variable = self._gone.popleft()
-            self._variables[shard] -= variables
-            self._bytes[shard] -= size
-            ids.add(variable)
-        if ids:
-            self._forget(ids)
+        with self._mutex:
+            ids = set()
+            while self._gone:
+                shard, variables, size, variable = self._gone.popleft()
+                self._variables[shard] -= variables
+                self._bytes[shard] -= size
+                ids.add(variable)
+            if ids or self._left:
+                self._left = self._forget(ids)

@@ -76,8 +76,9 @@ def check_applied(algorithm: Algorithm, applications: Sequence[Application]) -> 
         ValueError: if they can't.
     """
     one_by_one = type(algorithm.server) is CompiledOptimizer
-    each = one_by_one and algorithm.exchange.push_every == 1
-    if not each or isinstance(algorithm.codec, Lossy):
+    exchange = algorithm.exchange
+    each = one_by_one and exchange.push_every == exchange.fetch_every == 1
+    if not each or type(algorithm.codec) is not Codec:
         _check_not_overwritten(v for applied in applications for v in applied.variables)
     _check_codec(algorithm.codec, applications)
 
@@ -88,10 +89,11 @@ def _check_not_overwritten(variables: Iterable[Any]) -> None:
         if getattr(variable, "overwrite_with_gradient", False):
             raise ValueError(
                 f"{variable.path!r} takes its gradient for its new value, as Keras has it of "
-                "float8's scales (overwrite_with_gradient), and here the gradients of several "
-                "mini-batches, or the changes that several workers make, are added up. Use "
-                "PeriodicAveragingStrategy; or DownpourStrategy with periods of 1; or one worker "
-                'and local_rule="optimizer".'
+                "float8's scales (overwrite_with_gradient), and here gradients, or the changes "
+                "that several workers make, are added up, added to the weights, or compressed. Use "
+                "PeriodicAveragingStrategy without an outer optimizer; or DownpourStrategy with "
+                "periods of 1 and without compression; or with one worker and "
+                'local_rule="optimizer".'
             )
 
 
@@ -138,9 +140,9 @@ def check_changes(
     Raises:
         ValueError: if they can't.
     """
-    if workers > 1:
-        for optimizer in optimizers:
-            _check_not_overwritten(_tf.built_variables(optimizer))
+    if workers > 1 or codec.held_back is not None:
+        of_optimizers = [v for optimizer in optimizers for v in _tf.built_variables(optimizer)]
+        _check_not_overwritten(of_optimizers if model is None else model.trainable_variables)
     if codec.held_back is None:
         return
     setters = []

@@ -176,13 +176,13 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 first = [self.primary.numpy()]  # read once for all workers that are there now
                 this = weakref.ref(self)  # what workers have of it does not keep it
 
-                def value(m: int) -> np.ndarray:
+                def value(m: int) -> Any:
                     variable = this()
                     if variable is None:  # nobody has it any more, and `forget` follows
-                        return np.zeros(shape, dtype.as_numpy_dtype)
+                        return tf.zeros(shape, dtype)
                     return variable.begins(m, first[0] if first else None)
 
-                shape, dtype = self.shape.as_list(), self.dtype
+                shape, dtype = first[0].shape, self.dtype
                 self.part = self._part_of_copies()
                 where = {"name": _tf.handle_name(self.primary), "part": self.part}  # errors name it
                 owner = _tf.unique_id(self)
@@ -304,8 +304,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return tf.convert_to_tensor(found[0]) if 0 in found else self.primary.read_value()
         values = list(found.values())
         if self.kind is Kind.METRIC:
-            values.append(self.primary.read_value())
-            return tf.reduce_any(values, 0) if self.dtype.is_bool else tf.add_n(values)
+            return tf.add_n([self.primary.read_value(), *values])
         has_mean = self.dtype.is_floating and values
         return tf.add_n(values) / len(values) if has_mean else self.primary.read_value()
 
@@ -424,10 +423,13 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
     if isinstance(creator, keras.optimizers.Optimizer):
         return Kind.SLOT if primary.shape.rank else Kind.CONTROL
     if primary.synchronization == tf.VariableSynchronization.ON_READ:
-        if primary.aggregation == tf.VariableAggregation.MEAN:
+        mean = primary.aggregation == tf.VariableAggregation.MEAN
+        if mean or primary.dtype.is_bool:
             raise ValueError(
-                f'{_tf.handle_name(primary)!r} has aggregation="mean", and what workers add to a '
-                "metric is summed. Keep a sum and a count, and divide them in result(); or use "
+                f"{_tf.handle_name(primary)!r} has "
+                + ('aggregation="mean"' if mean else "the type bool")
+                + ", and what workers add to a metric is summed. Keep a sum, a count or both, and "
+                "make of them in result() what is to be shown; or use "
                 'aggregation="only_first_replica", for what one worker has.'
             )
         first = primary.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA

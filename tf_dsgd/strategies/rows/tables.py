@@ -191,7 +191,7 @@ class SplitTable:
         self.name = variable.path
         self._variable = weakref.ref(variable)
         self.kind = kind
-        self._unique_id = f"table_{next(self._numbers)}"  # Keras finds slots by it
+        self._unique_id = f"split_table/{next(self._numbers)}"  # Keras finds slots by it
         devices = strategy.shard_devices
         variables = [self._empty(s, device, len(devices)) for s, device in enumerate(devices)]
         _fill(variables, blocks)

@@ -1,0 +1,209 @@
+"""Single figures that stand within sentences of README.md and docs/, for `figures.py`.
+
+Between `<!--figure: NAME-->` and `<!--end-->` stands what `INLINE` says of a name, from the runs
+that are committed. Other names are those of studies: `reproduce/prose.py`.
+"""
+
+import functools
+import statistics
+import sys
+from collections.abc import Sequence
+
+import accuracy_tables
+import aims
+import cluster_throughput
+import fit_throughput
+import own_loops
+import runs
+import sandblaster
+from aims import published
+
+sys.path.insert(0, str(runs.HERE / "reproduce"))
+
+import pages
+
+PLAIN = fit_throughput.PLAIN
+PLAIN_20 = f"{PLAIN}, steps_per_execution=20"
+IN_SHORT = {
+    cluster_throughput.EVERY_20: "periods of 20",
+    cluster_throughput.EXECUTION_20: "periods of 20, `steps_per_execution=20`",
+    cluster_throughput.PIPELINES_20: "the same, workers read files",
+    cluster_throughput.EVERY_STEP: "periods of 1",
+}
+"""README's rows of two processes."""
+
+
+def ratio(results: dict, name: str, baseline: list[float]) -> str:
+    """One's speed beside others', in short."""
+    return runs.spread(runs.beside(results, name, baseline), 2)
+
+
+def threads_times(name: str) -> str:
+    """Mini-batches a second of two threads, beside plain `fit` at its better setting."""
+    (group,) = published("fit_throughput")["groups"]
+    return ratio(group["results"], name, runs.better(group["results"], PLAIN, PLAIN_20))
+
+
+def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
+    """Mini-batches a second of two processes beside the better of others; `inverse`: theirs."""
+    (group,) = published("cluster_throughput")["groups"]
+    results = group["results"]
+    if inverse:
+        (other,) = beside
+        return ratio(results, other, runs.better(results, name))
+    return ratio(results, name, runs.better(results, *beside))
+
+
+def of_bare() -> str:
+    """The least and the most of README's rows beside bare threads and processes."""
+    (group,) = published("fit_throughput")["groups"]
+    found = [
+        runs.beside(group["results"], name, runs.better(group["results"], group["limits"][name]))
+        for name in (f"Downpour, periods of {period}" for period in (20, 5, 1))
+    ]
+    (group,) = published("cluster_throughput")["groups"]
+    found += [_beside_bare(group["results"], name) for name in IN_SHORT]
+    return ends(found, 1)
+
+
+def _beside_bare(results: dict, name: str) -> list[float]:
+    limit = cluster_throughput.LIMIT_OF[name]
+    return runs.beside(results, name, runs.better(results, limit))
+
+
+def processes_of_bare(name: str) -> str:
+    """Of two processes, beside bare ones."""
+    (group,) = published("cluster_throughput")["groups"]
+    return f"{statistics.median(_beside_bare(group['results'], name)):.2f}"
+
+
+def ends(found: Sequence[Sequence[float]], digits: int) -> str:
+    """The least and the largest of the medians."""
+    medians = [statistics.median(each) for each in found]
+    return f"{min(medians):.{digits}f} to {max(medians):.{digits}f}"
+
+
+def by_hand_times() -> str:
+    """A loop written by hand beside ours, at periods of 20 on threads and processes."""
+    ours = "Downpour, periods of 20"
+    pairs = {
+        "threads": [(own_loops.OWN_THREADS_20, ours)],
+        "processes": [
+            (own_loops.OWN_ARRAYS_20, ours),
+            (own_loops.OWN_FILES_20, f"{ours}, workers read files"),
+        ],
+    }
+    return ends(
+        [aims.in_loops(group, *pair)() for group, found in pairs.items() for pair in found], 1
+    )
+
+
+def torch_times(also: str) -> str:
+    """PyTorch's averaging beside ours, in the table of loops written by hand."""
+    ours = f"Downpour, periods of 20{also}"
+    found = aims.in_loops("processes", cluster_throughput.AVERAGING, ours)()
+    return f"{statistics.median(found):.1f}"
+
+
+def models_times(*without: str) -> str:
+    """The best of ours beside the best plain `fit`, of the model with the least and the most."""
+    found = []
+    for group in published("models")["groups"]:
+        ours = [
+            name
+            for name in group["results"]
+            if name.startswith(("Downpour, periods of 20", "averaging"))
+            and not any(word in name for word in without)
+        ]
+        times = (_beside_plain(group["results"], name) for name in ours)
+        found.append(max(times, key=statistics.median))
+    return ends(found, 1)
+
+
+def model_times(index: int, name: str) -> str:
+    """One of ours beside the best plain `fit`."""
+    results = published("models")["groups"][index]["results"]
+    return runs.spread(_beside_plain(results, name), 2)
+
+
+def _beside_plain(results: dict, name: str) -> list[float]:
+    plain = [each for each in results if each.startswith(PLAIN)]
+    return runs.beside(results, name, runs.better(results, *plain))
+
+
+def batch_methods(problem: str, name: str) -> str:
+    """Seconds of a second run, in those of SciPy at its best."""
+    found = {group["problem"]: group["results"] for group in published("sandblaster")["groups"]}
+    results = found[problem]
+    faster = sandblaster.scipy_at_its_best(results)
+    return runs.spread(runs.ratios(results, name, faster, "again"), 2)
+
+
+def accuracy_cost(group: str, name: str = "") -> str:
+    """Processor seconds until a model is accurate, beside the best plain `fit`."""
+    return accuracy_tables.cost(published("time_to_accuracy"), group, name)
+
+
+def accuracy_took(name: str, measure: str) -> str:
+    """Seconds of digits with a worker four times slower."""
+    return accuracy_tables.took(published("time_to_accuracy"), "digits", "straggler", name, measure)
+
+
+def mean(study: str, measure: str, digits: int, **condition: object) -> str:
+    """Of a study's condition, over its seeds, at the rates that the others choose."""
+    found = pages.results_of(pages.known(study))
+    values = found.judged(condition, measure, found.seeds(condition))
+    return f"{sum(values) / len(values):.{digits}f}"
+
+
+def straggler(measure: str, digits: int, bound: object) -> str:
+    """Of eight simulated workers, one four times slower."""
+    return mean("staleness_bound", measure, digits, straggler="yes", bound=bound)
+
+
+_EXECUTION = cluster_throughput.EXECUTION_20
+_PSS = (cluster_throughput.PSS_1, cluster_throughput.PSS_20)
+INLINE = {
+    "threads 20": lambda: threads_times("Downpour, periods of 20"),
+    "threads 1": lambda: threads_times("Downpour, periods of 1"),
+    "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
+    "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
+    "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
+    "of bare": of_bare,
+    "of bare, processes 20": lambda: processes_of_bare(_EXECUTION),
+    "of bare, plain twice": lambda: processes_of_bare(cluster_throughput.PLAIN_PAIR),
+    "by hand": by_hand_times,
+    "torch, own loops": lambda: torch_times(""),
+    "torch, own loops, files": lambda: torch_times(", workers read files"),
+    "models": lambda: models_times("processes", "jit_compile"),
+    "models, CNN, XLA": lambda: model_times(0, f"{_EXECUTION}, jit_compile"),
+    "models, block, XLA": lambda: model_times(2, f"{_EXECUTION}, jit_compile"),
+    "batch methods, synthetic": lambda: batch_methods("synthetic", "Sandblaster, 2 threads"),
+    "batch methods, digits": lambda: batch_methods("digits", "Sandblaster, 1 thread"),
+    **{
+        f"link {measure}, {sent}": functools.partial(
+            mean, "slow_link", measure, digits, link=100, sent=sent
+        )
+        for measure, digits in (("error", 1), ("mini_batches_per_second", 0))
+        for sent in ("none", "none, pushes every 4", "OneBit")
+    },
+    "cost of our best": lambda: accuracy_cost("threads"),
+    "cost of our best, processes": lambda: accuracy_cost("processes"),
+    "cost of softsync": lambda: accuracy_cost("threads", "softsync"),
+    **{
+        f"{name}, {measure}": functools.partial(accuracy_took, name, measure)
+        for name in ("averaging, every 1", "Downpour, every 1")
+        for measure in ("seconds", "cpu_seconds")
+    },
+    **{
+        f"strom seconds, {codec}": functools.partial(
+            mean, "strom", "seconds", 0, link=10, codec=codec
+        )
+        for codec in ("Threshold 0.064", "none", "none, pushes every 4")
+    },
+    "straggler batches": lambda: straggler("batches", 0, "none"),
+    "straggler batches, bulk": lambda: straggler("batches", 0, 0),
+    "straggler error": lambda: straggler("error", 1, "none"),
+    "straggler error, bulk": lambda: straggler("error", 1, 0),
+}
+"""Single figures, between `<!--figure: NAME-->` and `<!--end-->`; others are prose.py's."""
