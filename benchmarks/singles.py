@@ -89,8 +89,12 @@ def by_hand_times() -> str:
     pairs = {
         "threads": [(own_loops.OWN_THREADS_20, ours)],
         "processes": [
-            (own_loops.OWN_ARRAYS_20, ours),
-            (own_loops.OWN_FILES_20, f"{ours}, workers read files"),
+            (loop, f"{ours}{files}{epochs}")
+            for loop, files in (
+                (own_loops.OWN_ARRAYS_20, ""),
+                (own_loops.OWN_FILES_20, ", workers read files"),
+            )
+            for epochs in ("", ", epochs of 2,000")
         ],
     }
     return ends(
