@@ -221,9 +221,10 @@ class Driver:
             sides = [side for side in cell.sides if isinstance(side, Mapping)]
             found = [[c for c in conditions if side.items() <= c.items()] for side in sides]
             if cell.at is not None:
-                # At the rate that this one has chosen, whatever suits the others.
-                chosen = [c for c in conditions if cell.at.items() <= c.items()]
-                rates = {exponent for c in chosen for exponent in self._exponents(c)}
+                # At the rates that this one's seeds have chosen, whatever suits the others.
+                results = self.record.results()
+                choices = results.choices(cell.at, results.seeds(cell.at))
+                rates = {round(math.log2(rate), 6) for *_, rate in choices}
                 for condition in (c for side in found for c in side):
                     for seeds in self._chunks():
                         self._run(condition, seeds, sorted({*self._exponents(condition), *rates}))

@@ -250,15 +250,29 @@ def test_levelling_ends_where_one_side_finds_no_best(made, evidence, monkeypatch
     assert [len(record.results().settings({"a": a})) for a in (1, 2)] == [9, 9]
 
 
-def test_what_is_compared_at_the_rate_of_one_is_run_at_its_rates(made, evidence, monkeypatch):
+def test_what_is_compared_at_the_rate_of_one_is_run_at_it(made, evidence, monkeypatch):
     compare(monkeypatch, evidence, at={"a": 1})
     make, play = made
     record, _, _ = play(make((2, -1)), "--seeds", "2")
     rates = [{setting[-1] for setting in record.results().settings({"a": a})} for a in (1, 2)]
-    assert [len(each) for each in rates] == [9, 11] and rates[0] <= rates[1]
-    # No more for the one whose rate it is.
-    record, _, _ = play(make((2, 3)), "--seeds", "2", "--only", '"a": 1')
-    assert len(record.results().settings({"a": 1})) == 9
+    # 2^2 is no rate of the other's own grid.
+    assert [len(each) for each in rates] == [9, 6] and rates[1] >= {2.0**2}
+
+
+def test_levelling_ends_where_a_rate_of_one_side_is_kept_too(made, evidence, monkeypatch):
+    """Both claims widen the other's grid, as softsync's do."""
+    import pages
+
+    cells = [
+        evidence.Cell("at 1's", {"a": 2}, 0.5, "<", at={"a": 1}),
+        evidence.Cell("1 less 2", {"a": 1}, {"a": 2}, "<"),
+    ]
+    claims = [evidence.Claim("made", "it", "", "less", (cell,)) for cell in cells]
+    monkeypatch.setattr(pages, "CLAIMS", claims)
+    make, play = made
+    record, _, _ = play(make((2, -1)), "--seeds", "2")
+    counts = [len(record.results().settings({"a": a})) for a in (1, 2)]
+    assert counts[0] == counts[1] < 13
 
 
 def test_what_has_no_rate_to_choose_gets_none(made, evidence, monkeypatch):
