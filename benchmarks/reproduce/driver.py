@@ -36,6 +36,8 @@ _ = setting
 EXTENSIONS = 3
 WIDER = 2
 """Powers of 2 that an extension adds at an end."""
+ROUNDS = 10
+"""Of widening, each of which may ask for the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +163,13 @@ class Driver:
             for pool in pools.values():
                 for condition in pool:
                     self._run(condition, seeds, self._exponents(condition))
-        while True:
+        for _ in range(ROUNDS):
             for untuned, pool in pools.items():
                 self._extend(untuned, pool)
                 self._refine(pool)
             if not self._level(pools):
                 return
+        print(f"After {ROUNDS} rounds some sides have still fewer rates than others.", flush=True)
 
     def _chunks(self) -> list[list[int]]:
         step = self.study.together

@@ -265,7 +265,7 @@ class Store:
             self.kept = {weight: kept for weight, kept in self.kept.items() if weight not in names}
             self._gone -= names
             left = bool(self._gone)
-        if any("/job:" in device for device in self.worker_devices):
+        if gone and any("/job:" in device for device in self.worker_devices):
             # TensorFlow frees each by a call to the worker, which may be there and not answer.
             Aside(gone.clear, "tf_dsgd frees variables")
         return left

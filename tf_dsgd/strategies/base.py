@@ -432,7 +432,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def adopt_table(self, table: SplitTable) -> SplitTable:
         """As `adopt`, of a table that is split."""
         unused.used(self)
-        self.placement.hold(0, table, size=0, variables=0)
+        self.placement.hold(0, table, size=0, variables=0)  # its parts have the bytes
         for part in table.parts:
             self.placement.hold(part.shard, part)
         creator = _tf.creating_object()

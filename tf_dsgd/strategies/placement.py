@@ -85,7 +85,6 @@ class Placement:
 
     def hold(self, shard: int, variable: Any, size: int | None = None, variables: int = 1) -> None:
         """Counts a variable, or so many bytes for it, on a shard, until it is no more."""
-        self._sweep()
         if size is None:
             size = (variable.shape.num_elements() or 0) * variable.dtype.size
         with self._mutex:

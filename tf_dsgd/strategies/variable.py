@@ -423,6 +423,8 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
     if isinstance(creator, keras.optimizers.Optimizer):
         return Kind.SLOT if primary.shape.rank else Kind.CONTROL
     if primary.synchronization == tf.VariableSynchronization.ON_READ:
+        if primary.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return Kind.OWN
         mean = primary.aggregation == tf.VariableAggregation.MEAN
         if mean or primary.dtype.is_bool:
             raise ValueError(
@@ -432,8 +434,7 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
                 "make of them in result() what is to be shown; or use "
                 'aggregation="only_first_replica", for what one worker has.'
             )
-        first = primary.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-        return Kind.OWN if first else Kind.METRIC
+        return Kind.METRIC
     if isinstance(creator, keras.random.SeedGenerator):
         return Kind.SEED
     return Kind.WEIGHT if primary.trainable else Kind.STATISTIC
