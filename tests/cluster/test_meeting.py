@@ -16,6 +16,7 @@ from tf_dsgd.spmd import collectives, exchange, sessions
 from tf_dsgd.transport import cluster_spec
 
 REFUSED = "The same RunGraph (Worker) request was received twice. request_id: 7"
+_IN_A_ROW = 5  # refusals of one session's runs: ten of one run are an error
 
 
 class Refusing:
@@ -28,18 +29,21 @@ class Refusing:
 
     def __init__(self, session, random, own, counts):
         self._session, self._random, self._own, self._counts = session, random, own, counts
+        self._in_a_row = 0
 
     def run(self, *arguments):
-        drawn = self._random.random()
+        drawn = self._random.random() if self._in_a_row < _IN_A_ROW else 0.5
         if drawn < 0.15:
             self._refuse("before")
         result = self._session.run(*arguments)
         if drawn > 0.85 and not self._own:
             self._refuse("after")
+        self._in_a_row = 0
         return result
 
     def _refuse(self, when):
         self._counts[when] += 1
+        self._in_a_row += 1
         raise tf.errors.AbortedError(None, None, REFUSED)
 
 
