@@ -185,8 +185,8 @@ def in_short(record: dict) -> str:
     return runs.table(header, rows)
 
 
-def cost(record: dict, group: str, name: str = "") -> str:
-    """How many times the best plain `fit`'s processor seconds we take: of all tasks, the medians.
+def cost(record: dict, group: str, name: str = "", measure: str = "cpu_seconds") -> str:
+    """How many times the best plain `fit`'s (processor) seconds we take: of all tasks, the medians.
 
     Of our best contender of each task, or of those with this name.
     """
@@ -197,8 +197,8 @@ def cost(record: dict, group: str, name: str = "") -> str:
         own = [each for each in own if each["name"] == name] if name else own
         if own:
             base = plain(entries, own[0]["spec"]["target"])
-            best = nearest(own, base, "cpu_seconds")
-            ratio = statistics.median(statistics.ratios(best["runs"], base, "cpu_seconds"))
+            best = nearest(own, base, measure)
+            ratio = statistics.median(statistics.ratios(best["runs"], base, measure))
             found.append(f"{1 / ratio:.1f}")
     low, high = min(found, key=float), max(found, key=float)
     return low if low == high else f"{low} to {high}"

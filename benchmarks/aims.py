@@ -158,94 +158,73 @@ def model(index: int) -> Callable[[], Values]:
 
 
 def processes() -> list[Aim]:
-    ours, read = "Downpour, periods of 20", "workers read files"
-    group, own = "processes", own_loops
-    far = limits.PROCESSES
-    found = [
-        Aim(
-            f"processes, periods of 20{words}, of two bare processes",
-            0.75,
-            in_loops(group, f"{ours}{name}", far),
-            in_loops(group, loop, far),
-        )
-        for words, name, loop in (
-            ("", "", own.OWN_ARRAYS_20),
-            (", epochs of 2,000", ", epochs of 2,000", own.OWN_ARRAYS_20),
-            (", files", f", {read}", own.OWN_FILES_20),
-            (", files, epochs of 2,000", f", {read}, epochs of 2,000", own.OWN_FILES_20),
-        )
-    ]
-    torch = cluster_throughput.AVERAGING
-    for words, name, loop in (
-        ("", "", own.OWN_ARRAYS_20),
-        (", files", f", {read}", own.OWN_FILES_20),
-    ):
-        found.append(
-            Aim(
-                f"the same{words}, beside PyTorch's averaging",
-                1.0,
-                in_loops(group, f"{ours}{name}", torch),
-                in_loops(group, loop, torch),
-            )
-        )
-    servers = (cluster_throughput.PSS_1, cluster_throughput.PSS_20)
-    peers = "cluster_throughput"
-    found.append(
-        Aim(
-            "the same, beside `ParameterServerStrategy` at its best",
-            6.0,
-            in_group(peers, 0, cluster_throughput.EXECUTION_20, *servers),
-        )
+    """Each speed as README has it; where it has none, and by hand, as `own_loops.py` has it."""
+    peers, own, far = cluster_throughput, own_loops, limits.PROCESSES
+    long = "epochs of 2,000"
+
+    def ours(name: str, *beside: str) -> Callable[[], Values]:
+        return in_group("cluster_throughput", 0, name, *beside)
+
+    def loops(name: str, beside: str) -> Callable[[], Values]:
+        return in_loops("processes", name, beside)
+
+    ways = (
+        ("", peers.EVERY_20, "Downpour, periods of 20", own.OWN_ARRAYS_20),
+        (
+            ", `steps_per_execution=20`, files",
+            peers.PIPELINES_20,
+            "Downpour, periods of 20, workers read files",
+            own.OWN_FILES_20,
+        ),
     )
-    found += [
-        Aim(
-            "processes, periods of 1, of the bare exchange",
-            0.85,
-            in_loops(group, "Downpour, periods of 1", limits.EXCHANGE_1),
-            in_loops(group, own.OWN_ARRAYS_1, limits.EXCHANGE_1),
+    found = []
+    for words, name, in_long, loop in ways:
+        words = f"processes, periods of 20{words}"
+        of = "of two bare processes"
+        found.append(Aim(f"{words}, {of}", 0.75, ours(name, far), loops(loop, far)))
+        words = words.replace(" `steps_per_execution=20`,", "")  # README's alone
+        long_ones = loops(f"{in_long}, {long}", far)
+        found.append(Aim(f"{words}, {long}, {of}", 0.75, long_ones, loops(loop, far)))
+    torch = peers.AVERAGING
+    for words, name, _, loop in ways:
+        words = f"processes, periods of 20{words}, beside PyTorch's averaging"
+        found.append(Aim(words, 1.0, ours(name, torch), loops(loop, torch)))
+    servers = (peers.PSS_1, peers.PSS_20)
+    at_best = "beside `ParameterServerStrategy` at its best"
+    words = f"processes, periods of 20, `steps_per_execution=20`, {at_best}"
+    found.append(Aim(words, 6.0, ours(peers.EXECUTION_20, *servers)))
+    once = "processes, periods of 1"
+    for words, name, loop, limit in (
+        (once, peers.EVERY_STEP, own.OWN_ARRAYS_1, limits.EXCHANGE_1),
+        (
+            f"{once}, `steps_per_execution=20`, files",
+            peers.PIPELINES_1,
+            own.OWN_FILES_1,
+            limits.EXCHANGE_1_CALL_20,
         ),
-        Aim(
-            "the same, `steps_per_execution=20`, files",
-            0.85,
-            in_loops(
-                group,
-                f"Downpour, periods of 1, steps_per_execution=20, {read}",
-                limits.EXCHANGE_1_CALL_20,
-            ),
-            in_loops(group, own.OWN_FILES_1, limits.EXCHANGE_1_CALL_20),
-        ),
-        Aim(
-            "processes, periods of 1, beside `ParameterServerStrategy` at its better setting",
-            1.0,
-            in_group(peers, 0, cluster_throughput.EVERY_STEP, *servers),
-        ),
-    ]
+    ):
+        words = f"{words}, of the bare exchange"
+        found.append(Aim(words, 0.85, ours(name, limit), loops(loop, limit)))
+    found.append(Aim(f"{once}, {at_best}", 1.0, ours(peers.EVERY_STEP, *servers)))
     return found
 
 
 def threads() -> list[Aim]:
-    ours = "Downpour, periods of"
+    """As of processes."""
     own = own_loops
-    return [
-        Aim(
-            "threads, periods of 20, of two bare threads",
-            0.85,
-            in_loops("threads", f"{ours} 20", limits.THREADS),
-            in_loops("threads", own.OWN_SUMS_20, limits.THREADS),
-        ),
-        Aim(
-            "threads, periods of 20, beside plain `fit` at its best",
-            1.5,
-            in_loops("threads", f"{ours} 20", own.PLAIN_20),
-            in_loops("threads", own.OWN_SUMS_20, own.PLAIN_20),
-        ),
-        Aim(
-            "threads, periods of 1, of the bare loop with locked pushes",
-            0.85,
-            in_loops("threads", f"{ours} 1", limits.PUSHES_1),
-            in_loops("threads", own.OWN_FIT_1, limits.PUSHES_1),
-        ),
-    ]
+    plain, plain_20 = fit_throughput.PLAIN, own.PLAIN_20
+    aims = (
+        ("20, of two bare threads", 0.85, own.OWN_SUMS_20, (limits.THREADS,)),
+        ("20, beside plain `fit` at its best", 1.5, own.OWN_SUMS_20, (plain, plain_20)),
+        ("1, of the bare loop with locked pushes", 0.85, own.OWN_FIT_1, (limits.PUSHES_1,)),
+    )
+    found = []
+    for words, aim, loop, beside in aims:
+        ours = f"Downpour, periods of {words.partition(',')[0]}"
+        measured = in_group("fit_throughput", 0, ours, *beside)
+        by_hand = in_loops("threads", loop, beside[-1])
+        found.append(Aim(f"threads, periods of {words}", aim, measured, by_hand))
+    return found
 
 
 def others() -> list[Aim]:

@@ -146,6 +146,11 @@ def table_row(run: dict) -> list[str]:
     ]
 
 
+def table(found: list[dict]) -> str:
+    """All strategies that were struck."""
+    return runs.table(HEADER, [table_row(run) for run in found])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategies", default="all", help=f"of: {'; '.join(STRATEGIES)}")

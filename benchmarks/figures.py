@@ -23,15 +23,18 @@ import accuracy_tables
 import aims
 import cluster_throughput
 import epoch_cost
+import faults
 import first_fit
 import fit_throughput
 import growth
 import limits
 import long_run
 import own_loops
+import recommender
 import runs
 import sandblaster
 import singles
+import spmd_averaging
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
 
@@ -151,6 +154,32 @@ def batch_methods() -> str:
     return f"{runs.heading(record)}\n\n{sandblaster.table(record['groups'])}"
 
 
+def struck() -> str:
+    """All strategies of `faults.py`."""
+    record = published("faults")
+    return f"{runs.heading(record)}\n\n{faults.table(record['runs'])}"
+
+
+def tables_by_rows(place: str, *periods: int) -> str:
+    """All sizes of `recommender.py`, in one process or in several."""
+
+    def table(group: dict) -> str:
+        return recommender.speed_table(place, group["results"], periods)
+
+    return groups([f"recommender_{place}"], table)
+
+
+def equal_processes() -> str:
+    """Both groups of `spmd_averaging.py`."""
+    record = published("spmd_averaging")
+    shown = (spmd_averaging.throughput_table, spmd_averaging.large_table)
+    parts = [
+        f"{group['title']}:\n\n{table(group['results'])}"
+        for group, table in zip(record["groups"], shown, strict=True)
+    ]
+    return "\n\n".join([runs.heading(record), *parts])
+
+
 def first_fits() -> str:
     """All contenders of `first_fit.py`."""
     record = published("first_fit")
@@ -210,6 +239,10 @@ BLOCKS = {
     "limits": bare,
     "accounts": account,
     "batch methods": batch_methods,
+    "faults": struck,
+    "recommender, one process": functools.partial(tables_by_rows, "local"),
+    "recommender, processes": functools.partial(tables_by_rows, "cluster"),
+    "equal processes": equal_processes,
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": first_fits,

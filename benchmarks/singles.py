@@ -14,6 +14,7 @@ import aims
 import cluster_throughput
 import fit_throughput
 import own_loops
+import recommender
 import runs
 import sandblaster
 from aims import published
@@ -102,13 +103,6 @@ def by_hand_times() -> str:
     )
 
 
-def torch_times(also: str) -> str:
-    """PyTorch's averaging beside ours, in the table of loops written by hand."""
-    ours = f"Downpour, periods of 20{also}"
-    found = aims.in_loops("processes", cluster_throughput.AVERAGING, ours)()
-    return f"{statistics.median(found):.1f}"
-
-
 def models_times(*without: str) -> str:
     """The best of ours beside the best plain `fit`, of the model with the least and the most."""
     found = []
@@ -143,9 +137,52 @@ def batch_methods(problem: str, name: str) -> str:
     return runs.spread(runs.ratios(results, name, faster, "again"), 2)
 
 
-def accuracy_cost(group: str, name: str = "") -> str:
-    """Processor seconds until a model is accurate, beside the best plain `fit`."""
-    return accuracy_tables.cost(published("time_to_accuracy"), group, name)
+def accuracy_cost(group: str, name: str = "", measure: str = "cpu_seconds") -> str:
+    """What it takes until a model is accurate, in what the best plain `fit` takes."""
+    return accuracy_tables.cost(published("time_to_accuracy"), group, name, measure)
+
+
+def by_rows(place: str, kind: recommender.Kind, rows: int) -> list[dict]:
+    """Runs of `recommender.py` with Adagrad, at periods of 20."""
+    (found,) = (
+        group["results"]
+        for group in published(f"recommender_{place}")["groups"]
+        if f"adagrad, two tables of {rows:,} x" in group["title"]
+    )
+    return found[recommender.named(kind, 20)]
+
+
+def examples_by_rows(kind: recommender.Kind) -> str:
+    """Thousand examples a second of one process, with tables of a million rows."""
+    values = [run[recommender.SPEED] / 1e3 for run in by_rows("local", kind, 1_000_000)]
+    return runs.spread(values, 0)
+
+
+def processor_by_rows(kind: recommender.Kind) -> str:
+    """Milliseconds of the processor, a mini-batch, of the same."""
+    found = by_rows("local", kind, 1_000_000)
+    milliseconds = [1e3 * sum(run["cpu_seconds"].values()) / run["steps"] for run in found]
+    median = statistics.median(milliseconds)
+    return f"{median:.1f}" if median < 10 else f"{median:.0f}"
+
+
+def memory_by_rows() -> str:
+    """GB of the largest worker, with tables of ten million rows on two ps processes."""
+    found = by_rows("cluster", recommender.SPLIT, 10_000_000)
+    return f"{max(recommender.peaks(found, 'workers')) / 1e3:.1f}"
+
+
+def struck_without_loss() -> str:
+    """How many configurations were struck, each without a loss."""
+    found = published("faults")["runs"]
+    for run in found:
+        lost = [run[when][what] for when in ("disturbed", "undisturbed") for what in _LOSSES]
+        if any(lost):
+            raise ValueError(f"faults.json: {run['strategy']} lost or doubled something.")
+    return str(len(found))
+
+
+_LOSSES = ("doubled", "lost")
 
 
 def accuracy_took(name: str, measure: str) -> str:
@@ -177,8 +214,6 @@ INLINE = {
     "of bare, processes 20": lambda: processes_of_bare(_EXECUTION),
     "of bare, plain twice": lambda: processes_of_bare(cluster_throughput.PLAIN_PAIR),
     "by hand": by_hand_times,
-    "torch, own loops": lambda: torch_times(""),
-    "torch, own loops, files": lambda: torch_times(", workers read files"),
     "models": lambda: models_times("processes", "jit_compile"),
     "models, CNN, XLA": lambda: model_times(0, f"{_EXECUTION}, jit_compile"),
     "models, block, XLA": lambda: model_times(2, f"{_EXECUTION}, jit_compile"),
@@ -191,8 +226,15 @@ INLINE = {
         for measure, digits in (("error", 1), ("mini_batches_per_second", 0))
         for sent in ("none", "none, pushes every 4", "OneBit")
     },
+    "rows, ours": lambda: examples_by_rows(recommender.THREADS),
+    "rows, plain": lambda: examples_by_rows(recommender.PLAIN),
+    "rows, ours, processor": lambda: processor_by_rows(recommender.THREADS),
+    "rows, plain, processor": lambda: processor_by_rows(recommender.PLAIN),
+    "rows, a worker's memory": memory_by_rows,
+    "struck": struck_without_loss,
     "cost of our best": lambda: accuracy_cost("threads"),
     "cost of our best, processes": lambda: accuracy_cost("processes"),
+    "seconds of our best, straggler": lambda: accuracy_cost("straggler", measure="seconds"),
     "cost of softsync": lambda: accuracy_cost("threads", "softsync"),
     **{
         f"{name}, {measure}": functools.partial(accuracy_took, name, measure)

@@ -199,7 +199,7 @@ def _momentum() -> list[Claim]:
             "less than 1 - 1/M",
             tuple(
                 Cell(f"M = {m}, less {1 - 1 / m:g}", implicit(m, "one second"), 1 - 1 / m, "<")
-                for m in (2, 4, 8)
+                for m in counts[1:]
             ),
             digits=3,
         ),

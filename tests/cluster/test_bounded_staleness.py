@@ -79,7 +79,7 @@ def test_a_worker_that_stands_still_is_waited_for_until_it_is_lost():
         total, sent, applied, refused = report(process, "STOPPED")
         assert (total, sent) == (applied, applied + refused)
 
-        got = report(process, "COLLECTED", 100.0)
+        got = report(process, "COLLECTED", 240.0)
         assert exit_of(process, 30.0)[0] == 0, log(process)
     assert_each_message_is_in_one_collection(got)
 

@@ -46,14 +46,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.beside_others
 @pytest.mark.parametrize(("ps", "local_rule"), [(1, "optimizer"), (2, "sgd")])
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(700)
 def test_each_example_once_an_epoch_though_workers_are_killed(ps, local_rule):
     plan = fits(10 * SEED + 100 * ps, local_rule, split=ps > 1)
     script = str(SCRIPTS / "witness.py")
     options = (*MODULE, "--workers", "3", "--ps", str(ps), "--restart_workers", "9")
     with processes.started(*options, script, json.dumps(plan)) as process:
         for fit in plan:
-            got = report(process, "RESULT", 120.0)
+            got = report(process, "RESULT", 240.0)
             killed = [len(who) for _, _, who in got["killed"]]
             assert killed == [2 if kill == "all" else 1 for kill in fit["kills"]], log(process)
             assert_each_example_once_an_epoch(fit, got)

@@ -81,7 +81,7 @@ class Killer(keras.callbacks.Callback):
 
     STOPPED_SECONDS = 12.0
 
-    def __init__(self, strategy, kills, seed, seconds=80.0):
+    def __init__(self, strategy, kills, seed, seconds=160.0):
         super().__init__()
         self.strategy, self.plan, self.random = strategy, list(kills), random.Random(seed)
         self.deadline = time.monotonic() + seconds
