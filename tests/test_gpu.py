@@ -88,6 +88,24 @@ def test_a_users_choice_is_kept():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "statement", "after"),
+    [
+        ("true", "tf_dsgd.gpu.configure_memory(growth=False)", "false"),
+        ("true", "tf_dsgd.gpu.configure_memory(limit_mb=100)", "false"),
+        ("false", "tf_dsgd.gpu.configure_memory()", "true"),
+        ("false", "tf_dsgd.LocalCluster(2)", "false"),
+        ("true", "tf_dsgd.LocalCluster(2)", "true"),
+        (None, "tf_dsgd.gpu.configure_memory(growth=False)", None),
+    ],
+)
+def test_what_is_said_counts_beside_the_environment(before, statement, after):
+    """TensorFlow takes that before what was configured, and the launcher sets it."""
+    name = "TF_FORCE_GPU_ALLOW_GROWTH"
+    line = f"import os; os.environ.update({{{name!r}: {before!r}}}); " if before else ""
+    noted(f"{line}{statement}; import os; assert os.environ.get({name!r}) == {after!r}")
+
+
 def test_nothing_is_asked_without_gpus():
     statement = (
         "tf_dsgd.gpu.configure_memory()\n"

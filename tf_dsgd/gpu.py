@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 from absl import logging
 
@@ -10,6 +12,7 @@ from tf_dsgd.checks import called, integer, truth
 
 __all__ = ["configure_memory"]
 
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _configured = False
 _by_default = False
 """Whether growth is on because nobody has said what is wanted."""
@@ -56,6 +59,8 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
             )
         else:
             tf.config.experimental.set_memory_growth(device, growth)
+    if _GROWTH in os.environ:  # as the launcher sets it: TensorFlow takes that before the rest
+        os.environ[_GROWTH] = str(growth and limit_mb is None).lower()
     _configured, _by_default = True, False
 
 
@@ -78,5 +83,8 @@ def configure_by_default() -> None:
             )
         return
     if not any(tf.config.get_logical_device_configuration(g) for g in gpus):
+        said = os.environ.get(_GROWTH)
         configure_memory()
+        if said is not None:
+            os.environ[_GROWTH] = said
         _configured, _by_default = False, True

@@ -6,12 +6,14 @@ import resource
 import signal
 import socket
 import sys
+import time
 
 import pytest
 
 from tests.cluster import processes
 from tests.cluster.observing import MODULE
 from tf_dsgd.launch import launcher as launch
+from tf_dsgd.launch import resources
 
 # The scripts do without TensorFlow, to be quick. They end when the test closes their input. Those
 # that are interrupted are ready half a second after they began: a younger one is killed instead.
@@ -30,6 +32,16 @@ try:
     print("READY", flush=True)
     sys.stdin.read()
 except KeyboardInterrupt:
+    print("SAVED", flush=True)
+"""
+SAVES = """
+import sys, time
+try:
+    time.sleep(0.5)
+    print("READY", flush=True)
+    sys.stdin.read()
+except KeyboardInterrupt:
+    time.sleep(1.0)
     print("SAVED", flush=True)
 """
 HANDLES = """
@@ -217,13 +229,37 @@ def test_a_second_signal_ends_a_script_that_ignores_the_first(tmp_path):
     with launched(tmp_path, STUBBORN, "--workers", "1") as process:
         process.line_with("READY")
         family = process.descendants()
+        start = time.monotonic()
         process.send(signal.SIGINT)
         process.line_with("NO", 10.0)
-        process.send(signal.SIGINT)
+        while process.popen.poll() is None and time.monotonic() < start + 10.0:
+            process.send(signal.SIGINT)
+            time.sleep(0.1)
+        assert time.monotonic() - start >= launch.AGAIN_SECONDS
         assert process.wait(10.0)[0] == 130, process.text
         assert "still ran after SIGINT: killed" in process.text
         assert "Traceback" not in process.text
         assert processes.gone(family) == []
+
+
+@pytest.mark.beside_others
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ([signal.SIGHUP, signal.SIGHUP], 129),
+        ([signal.SIGTERM, signal.SIGHUP], 143),
+        ([signal.SIGINT, signal.SIGINT], 130),
+    ],
+    ids=["a terminal that is closed", "a supervisor", "a terminal and who passes it on"],
+)
+def test_signals_that_come_together_leave_the_script_its_time(tmp_path, numbers, code):
+    with launched(tmp_path, SAVES, "--workers", "1") as process:
+        process.line_with("READY")
+        for number in numbers:
+            process.send(number)
+            time.sleep(0.01)  # or they may be one
+        assert process.wait(20.0)[0] == code, process.text
+        assert "SAVED" in process.text
 
 
 @pytest.mark.slow
@@ -348,7 +384,7 @@ def test_a_reserved_port_is_given_to_nobody_but_to_who_asks_for_it():
 )
 def test_gpus_that_are_visible(monkeypatch, visible, names):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert launch._gpus() == names
+    assert resources.gpus() == names
 
 
 @pytest.mark.beside_others
@@ -362,9 +398,9 @@ def test_gpus_that_nvidia_smi_lists(monkeypatch, tmp_path, gpus):
     program.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert launch._gpus() == ["0", "1"][:gpus]
+    assert resources.gpus() == ["0", "1"][:gpus]
     program.unlink()
-    assert launch._gpus() == []
+    assert resources.gpus() == []
 
 
 @pytest.mark.beside_others
@@ -385,7 +421,7 @@ def test_workers_share_gpus_and_cores(monkeypatch, tmp_path):
     script = tmp_path / "train.py"
     script.touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    monkeypatch.setattr(launch, "_cores", lambda: 7)
+    monkeypatch.setattr(resources, "cores", lambda: 7)
     options = launch.parse(["--workers", "3", "--ps", "2", str(script), "--lr", "1"])
     chief, servers = launch._tasks(options, [f"h:{n}" for n in range(6)])
     assert chief.command == [str(script), "--lr", "1"]

@@ -1,6 +1,7 @@
 """A cluster whose tasks are on hosts of their own, which meet by their addresses alone."""
 
 import contextlib
+import json
 import sys
 import time
 
@@ -24,8 +25,11 @@ pytestmark = [
 
 
 @contextlib.contextmanager
-def cluster(script, ps=True):
-    """A chief that runs this, a ps if so and two workers: hosts, and processes by their roles."""
+def cluster(script, ps=True, named=True, timeout=10):
+    """A chief that runs this, a ps if so and two workers: hosts, the chief and the far worker.
+
+    Unless it is `named`, nobody's configuration has the chief's address.
+    """
     with contextlib.ExitStack() as stack:
         try:
             on = stack.enter_context(hosts.made(3))
@@ -38,17 +42,22 @@ def cluster(script, ps=True):
         }
         if ps:
             addresses["ps"] = [f"{near.address}:5000"]
+        if not named:
+            del addresses["chief"]
 
         def start(job, index, host, *program):
-            config = processes.tf_config(job, index, **addresses)
-            return stack.enter_context(processes.started(*program, host=host, TF_CONFIG=config))
+            task = {"TF_CONFIG": processes.tf_config(job, index, **addresses)}
+            if job not in addresses:
+                task = {"JOBS": json.dumps(addresses)}
+            task["TIMEOUT"] = str(timeout)
+            return stack.enter_context(processes.started(*program, host=host, **task))
 
         serve = ("-m", "tf_dsgd.serve")
         if ps:
             start("ps", 0, near, *serve)
         start("worker", 0, near, *serve)
-        start("worker", 1, far, *serve)
-        yield on, start("chief", 0, chief, str(script))
+        worker = start("worker", 1, far, *serve)
+        yield on, start("chief", 0, chief, str(script)), worker
 
 
 def found_at_the_end(chief):
@@ -62,7 +71,7 @@ def found_at_the_end(chief):
 
 @measures_no_seconds
 def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chief():
-    with cluster(SCRIPTS / "made_before.py") as (_, chief):
+    with cluster(SCRIPTS / "made_before.py") as (_, chief, _):
         found = report(chief, "RESULT")
         assert exit_of(chief, 60.0)[0] == 0, log(chief)
     assert found == MADE_BEFORE, log(chief)
@@ -70,7 +79,7 @@ def test_what_was_made_before_the_strategy_stays_usable_and_others_reach_the_chi
 
 @measures_no_seconds
 def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_once_an_epoch():
-    with cluster(SCRIPTS / "vanishing.py") as (on, chief):
+    with cluster(SCRIPTS / "vanishing.py") as (on, chief, _):
         chief.line_with("EPOCH 3")
         on[2].cut_off()
         chief.line_with("lost worker 1")
@@ -81,9 +90,33 @@ def test_a_host_that_vanishes_is_lost_and_joins_again_and_each_example_counts_on
 
 
 @measures_no_seconds
+def test_a_chief_whose_address_nobody_was_given_is_found():
+    """TensorFlow would be told of it as "localhost", which is every host's own."""
+    with cluster(SCRIPTS / "vanishing.py", named=False) as (_, chief, _):
+        chief.line_with("EPOCH 3")
+        found = found_at_the_end(chief)
+    assert found["counts"] == [found["epochs"]], log(chief)
+
+
+@measures_no_seconds
+def test_a_host_that_vanishes_after_its_worker_has_ended_holds_nobody_up():
+    """Until it counts as silent each question to it takes its time, in which nobody waits."""
+    with cluster(SCRIPTS / "vanishing.py", timeout=120) as (on, chief, worker):
+        chief.line_with("EPOCH 3")
+        worker.popen.terminate()
+        chief.line_with("lost worker 1")
+        on[2].cut_off()
+        epoch = int(chief.line_with("EPOCH").split()[1])
+        # 16 mini-batches each, and not one in a second.
+        chief.line_with(f"EPOCH {epoch + 60}", 40.0)
+        found = found_at_the_end(chief)
+    assert found["counts"] == [found["epochs"]], log(chief)
+
+
+@measures_no_seconds
 @pytest.mark.parametrize("ps", [True, False])
 def test_an_outage_shorter_than_the_timeout_is_no_loss(ps):
-    with cluster(SCRIPTS / "vanishing.py", ps) as (on, chief):
+    with cluster(SCRIPTS / "vanishing.py", ps) as (on, chief, _):
         chief.line_with("EPOCH 3")
         on[1].cut_off()  # a worker, and the ps if there is one: in any case weights
         time.sleep(3.0)  # of the 10 s after which they count as lost
@@ -97,7 +130,7 @@ def test_an_outage_shorter_than_the_timeout_is_no_loss(ps):
 
 @measures_no_seconds
 def test_the_others_go_on_without_a_host_that_vanished_and_nobody_waits_for_a_ps_that_did():
-    with cluster(SCRIPTS / "vanishing.py") as (on, chief):
+    with cluster(SCRIPTS / "vanishing.py") as (on, chief, _):
         chief.line_with("EPOCH 3")
         on[2].cut_off()
         chief.line_with("lost worker 1")

@@ -1,17 +1,20 @@
 """What the chief of a cluster does about workers that come and go, without a cluster."""
 
 import time
+import types
 
 import pytest
 import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithms.downpour import Periods
+from tf_dsgd.engine import members as module
 from tf_dsgd.engine.log import Log
 from tf_dsgd.engine.remote import RemoteRounds
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.threads import ThreadsEngine
 from tf_dsgd.engine.work import Loss
+from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer
@@ -34,7 +37,7 @@ class Connection:
     host_device = "CPU:0"
 
     def __init__(self, present=(True, True), listening=(True, True)):
-        self.reasons = []
+        self.reasons, self.asked = [], []
         self.here, self.listening = list(present), list(listening)
         self.versions, self.replaced = ["ours", "ours"], None
         self.liveness = Liveness(5.0)
@@ -68,6 +71,10 @@ class Connection:
 
     def worker_listens(self, m):
         return self.listening[m]
+
+    def answering(self, workers):
+        self.asked.append(list(workers))
+        return {m for m in self.asked[-1] if self.listening[m]}
 
     def worker_is_silent(self, m):
         return self.liveness.is_silent(f"w{m}:1")
@@ -188,6 +195,66 @@ def test_weights_that_are_out_of_reach_for_a_moment_are_not_lost():
     engine = made(Connection())
     engine.rounds.members.connection.silent_shards = lambda: ["a task at ps0:1"]
     engine.rounds.members.look()
+
+
+def test_an_error_waits_until_it_is_known_whether_a_part_of_the_model_is_lost(monkeypatch):
+    """One lost packet is not the loss of a ps, and what the error was is said."""
+    members = made(Connection()).rounds.members
+    out_of_reach = [["a task at ps0:1"], ["a task at ps0:1"], []]
+    monkeypatch.setattr(members.connection, "silent_shards", lambda: out_of_reach.pop(0))
+    user_error = tf.errors.InvalidArgumentError(None, None, "a shape")
+    assert members.reason(user_error) is None and out_of_reach == []
+    out_of_reach += [["a task at ps0:1"]] * 2
+    ended = [[], ["a task at ps0:1"]]
+    monkeypatch.setattr(members.connection, "ended_shards", lambda: ended.pop(0))
+    with pytest.raises(RuntimeError, match="Lost a task at ps0:1"):
+        members.was_lost_by(1, GONE)
+
+
+def test_all_that_are_absent_are_asked_at_the_same_time(monkeypatch):
+    """And nobody for a second after that: on a machine that is gone each answer takes its time."""
+    connection = Connection(present=(True, False), listening=(True, False))
+    members = made(connection).rounds.members
+    now = [members._looked]
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    answering = connection.answering
+
+    def slow(workers):
+        now[0] += 2 * deadlines.LOOK_SECONDS
+        return answering(workers)
+
+    connection.answering = slow
+    for _ in range(110):
+        now[0] += 0.03 * deadlines.LOOK_SECONDS
+        members.look_now_and_then()
+    assert connection.asked == [[1]] * 3
+
+
+def test_a_worker_is_not_told_of_while_another_completes_its_message():
+    connection = Connection()
+    engine = made(connection)
+    members, task = engine.rounds.members, engine.tasks[1]
+    members.lose(task)
+    joined = []
+    connection.join = lambda m, seconds: bool(joined.append(m)) or True
+    orphan = types.SimpleNamespace(owner=1, runner=0)
+    engine.scheduler.orphans.append(orphan)
+    members.look()
+    assert joined == [] and task.state is TaskState.LOST
+    engine.scheduler.orphans.remove(orphan)
+    members.look()
+    assert joined == [1] and task.state is TaskState.IDLE
+
+
+def test_where_a_worker_computes_is_seen_as_it_joins():
+    """One that was not there when the strategy was made may have a GPU."""
+    connection = Connection(present=(True, False))
+    members = made(connection).rounds.members
+    connection.part_devices = lambda: [["CPU:0"], ["/device:CPU:0"]]
+    members.look()
+    assert members.tasks[1].state is TaskState.IDLE
+    assert members.store.worker_devices == ["CPU:0", "/device:CPU:0"]
+    assert members.store.part_devices == [["CPU:0"], ["/device:CPU:0"]]
 
 
 @pytest.mark.parametrize("found_by", ["its own call", "another's"])

@@ -142,3 +142,31 @@ def test_while_this_process_stands_still_nobody_is_silent(monkeypatch, timeout):
             clock = Clock(monkeypatch, timeout, stops, pauses=[(begin, end)])
             clock.run(20 * timeout)
             assert bool(clock.condemned) == lost, clock.condemned
+
+
+def test_one_that_answered_no_calls_is_there_once_it_answers_one():
+    """It may have been started anew between two probes, of which none found it gone."""
+    liveness, task = Liveness(8.0), {TASKS[0]}
+    since = deadlines.CALL_EVERY_SECONDS + 8.0
+    for now in range(0, 40, 1):
+        if now == 1:
+            liveness.calls(TASKS[0], float(now))
+        silent = liveness.probed(float(now), float(now), task, set())
+        assert bool(silent) == (now - 1 > since)
+        liveness.condemn(silent)
+    liveness.called(answered=False)  # its connection was closed
+    assert liveness.probed(40.0, 40.0, task, set()) == task and liveness.is_silent(TASKS[0])
+    liveness.calls(TASKS[0], 41.0)
+    liveness.called(answered=True)
+    assert liveness.probed(41.0, 41.0, task, set()) == set()
+    assert not liveness.is_silent(TASKS[0])
+
+
+def test_time_in_which_this_process_stood_still_is_not_a_calls():
+    liveness, task = Liveness(8.0), {TASKS[0]}
+    liveness.probed(0.0, 0.0, task, set())
+    liveness.calls(TASKS[0], 0.5)
+    assert liveness.probed(1000.0, 1000.0, task, set()) == set()
+    for now in range(1001, 1050):
+        silent = liveness.probed(float(now), float(now), task, set())
+    assert silent == task

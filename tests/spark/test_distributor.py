@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import pickle
+import signal
 import sys
 import threading
 import types
@@ -18,6 +19,7 @@ import pytest
 
 import tf_dsgd.spark
 from tests import helpers
+from tests.cluster import processes
 from tf_dsgd.spark import barrier_task, chief, distributor, rows_task
 from tf_dsgd.spark.session import check_java, session, slots
 
@@ -331,6 +333,40 @@ def test_a_train_that_ends_its_process_is_no_lost_task(spark):
 def test_local_mode_starts_the_same_cluster_without_a_job(capfd):
     got = tf_dsgd.spark.Distributor(2, local_mode=True).run(on_a_cluster)
     assert got[2] == sum(got[3]) == 16
+
+
+SAVES = """
+import sys, time
+try:
+    time.sleep(0.5)
+    print("READY", flush=True)
+    time.sleep(600.0)
+except KeyboardInterrupt:
+    time.sleep(1.0)
+    print("SAVED", flush=True)
+"""
+DRIVER = """
+import sys
+import tf_dsgd.spark
+tf_dsgd.spark.Distributor(1, local_mode=True).run(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_local_mode_a_script_has_its_time_to_save(tmp_path, number):
+    """And nothing is left over, also of a driver that ends at once."""
+    script, driver = tmp_path / "train.py", tmp_path / "driver.py"
+    script.write_text(SAVES)
+    driver.write_text(DRIVER)
+    with processes.started(str(driver), str(script)) as process:
+        process.line_with("READY")
+        family = process.descendants()
+        assert len(family) == 4  # the launcher, the script, a worker and a ps
+        process.send(number)
+        process.line_with("SAVED", 20.0)
+        code, _ = process.wait(30.0)
+        assert code == -number or code == 128 + number, process.text
+        assert processes.gone(family) == []
 
 
 def test_bad_input_is_refused_by_name(spark):

@@ -12,7 +12,7 @@ from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
-from tf_dsgd.transport import channels, cluster_spec, opening, probing, sockets
+from tf_dsgd.transport import channels, cluster_spec, names, opening, probing
 from tf_dsgd.transport.connection import Connection
 
 
@@ -172,7 +172,7 @@ def told(connection, monkeypatch):
 
     monkeypatch.setattr(_tf_remote, "change_tasks", change)
     monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: {"a:1"})
-    monkeypatch.setattr(sockets, "close_connections", happened.append)
+    monkeypatch.setattr(names, "close_connections", happened.append)
     return happened
 
 
@@ -244,7 +244,7 @@ def test_one_that_is_there_and_answers_no_calls_does_not_join_for_ever(
     remote_versions(monkeypatch, [REPLACED])
     monkeypatch.setattr(_tf_remote, "change_tasks", change)
     monkeypatch.setattr(probing, "not_answering", lambda addresses, seconds: set())
-    monkeypatch.setattr(sockets, "close_connections", lambda address: closed.set())
+    monkeypatch.setattr(names, "close_connections", lambda address: closed.set())
     monkeypatch.setattr(deadlines, "CALL_EVERY_SECONDS", 0.02)
     monkeypatch.setattr(deadlines, "CALL_SECONDS", 0.01)
     connection._silent = 0.02
@@ -283,7 +283,7 @@ def pairs(monkeypatch):
     monkeypatch.setattr(_tf_remote, "change_tasks", change)
     monkeypatch.setattr(probing, "not_answering", lambda a, seconds: made.mute.intersection(a))
     monkeypatch.setattr(probing, "reachable", lambda address, seconds: address not in made.mute)
-    monkeypatch.setattr(sockets, "close_connections", made.closed.append)
+    monkeypatch.setattr(names, "close_connections", made.closed.append)
     made._check_version = lambda *arguments: None
     return made
 
@@ -356,8 +356,8 @@ def test_shards_that_refuse_or_count_as_silent_have_ended(connection, monkeypatc
     """Those that are only out of reach have not."""
     shards = [connection.tasks.jobs[job][index] for job, index in connection.tasks.of_shards]
     refusing = set()
-    monkeypatch.setattr(probing, "reachable", lambda address, seconds: False)
-    monkeypatch.setattr(probing, "refuses", lambda address, seconds: address in refusing)
+    monkeypatch.setattr(probing, "not_reachable", lambda addresses, seconds: set(addresses))
+    monkeypatch.setattr(probing, "refusing", lambda a, seconds: refusing.intersection(a))
     assert connection.ended_shards() == [] and len(connection.silent_shards()) == len(shards) > 0
     refusing.add(shards[0])
     assert connection.ended_shards() == [connection.name_at(shards[0])]

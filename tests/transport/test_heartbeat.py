@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_dsgd.transport import probing
 from tf_dsgd.transport.heartbeat import Heartbeat
-from tf_dsgd.transport.sockets import close_connections
+from tf_dsgd.transport.names import close_connections
 
 
 def address_of(listening):
@@ -28,6 +28,21 @@ def test_it_asks_until_nobody_wants_to_know():
     heartbeat.join(30.0)
     assert not heartbeat.is_alive()
     assert asked == [heartbeat] * 3
+
+
+def test_it_goes_on_where_nothing_could_be_asked():
+    """As where no file is left to ask with: then it would be nobody's to find who is stopped."""
+    asked = []
+
+    def probe():
+        asked.append(1)
+        if len(asked) < 3:
+            raise OSError("Too many open files")
+
+    heartbeat = Heartbeat(probe, 0.001)
+    heartbeat.start()
+    heartbeat.join(30.0)
+    assert not heartbeat.is_alive() and len(asked) == 3
 
 
 def test_it_ends_when_told_so():

@@ -29,7 +29,7 @@ from tf_dsgd.membership.task import Task, TaskState
 from tf_dsgd.resuming import advice, shards_lost
 from tf_dsgd.transport import probing
 from tf_dsgd.transport.connection import Connection, UnequalVersions
-from tf_dsgd.transport.sockets import close_connections
+from tf_dsgd.transport.names import close_connections
 
 if TYPE_CHECKING:
     from tf_dsgd.engine.threads import ThreadsEngine
@@ -140,22 +140,35 @@ class Members:
 
         Where a step is traced, TensorFlow's C code makes a SystemError of another.
         """
-        silent = self.connection.silent_shards()
-        if not silent and isinstance(error, (*_BROKEN, SystemError)):
-            silent = self._silent_shards()
-        return self._shards_lost(silent) if silent else None
+        lost = self._ended_shards()
+        if not lost and isinstance(error, (*_BROKEN, SystemError)):
+            lost = self._unanswering_shards()
+        return self._shards_lost(lost) if lost else None
 
-    def _silent_shards(self) -> list[str]:
-        """Tasks with shards that cannot be reached, or do not answer, once a call to one failed.
+    def _ended_shards(self) -> list[str]:
+        """Tasks with shards that have ended, once no other is out of reach.
+
+        Of one that is, it is waited for which of the two it is: no longer than it may be silent.
+        """
+        deadline = time.monotonic() + self._timeout
+        while True:
+            ended = self.connection.ended_shards()
+            unreachable = [] if ended else self.connection.silent_shards()
+            if not unreachable or time.monotonic() > deadline:
+                return ended or unreachable
+            time.sleep(0.05)
+
+    def _unanswering_shards(self) -> list[str]:
+        """Tasks with shards that have ended, or do not answer, once a call to one failed.
 
         One that is killed may take connections for a moment more, and one that is stopped does.
         """
         deadline = time.monotonic() + deadlines.PROBE_SECONDS + self._timeout / 4
         while True:
             unanswering = self.connection.unanswering_shards(deadlines.PROBE_SECONDS)
-            unreachable = self.connection.silent_shards()
-            if unreachable or not unanswering or time.monotonic() > deadline:
-                return unreachable or unanswering
+            ended = self._ended_shards()
+            if ended or not unanswering or time.monotonic() > deadline:
+                return ended or unanswering
             time.sleep(0.05)
 
     @property
@@ -174,9 +187,9 @@ class Members:
 
     def was_lost_by(self, m: int, error: tf.errors.OpError) -> bool:
         """After a call failed on a worker: whether it was lost; if so the others go on."""
-        silent = self.connection.silent_shards()
-        if silent:
-            raise self._shards_lost(silent) from error
+        ended = self._ended_shards()
+        if ended:
+            raise self._shards_lost(ended) from error
         task = self.tasks[m]
         if not self.means_lost(task, error):
             return False
@@ -306,23 +319,26 @@ class Members:
             self.lose(task)
         for m in list(self._unfenced):
             self.lose(self.tasks[m])
-        for task in self._absent():
-            if not self.connection.worker_listens(task.index):
+        absent = self._absent()
+        answering = self.connection.answering(task.index for task in absent)
+        for task in absent:
+            if task.index not in answering:
                 if task.state is TaskState.REFUSED:
                     task.become(TaskState.LOST)
             elif self.engine.has_thread(task):
                 continue  # it has not found out yet that its worker is lost
             elif task.state is TaskState.REFUSED and self.connection.was_replaced(task.index):
                 task.become(TaskState.LOST)
-            elif task.state is TaskState.LOST and self._is_connected(task):
+            elif task.state is TaskState.LOST and self._may_join(task) and self._is_connected(task):
                 self._join(task)
         if not self.scheduler.present:
-            self._check_somebody_comes(now)
+            self._check_somebody_comes(now, answering)
         self._end_standstill(now)
         if not self.engine.has_failed:
             silent = self.connection.ended_shards()
             if silent:
                 raise self._shards_lost(silent)
+        self._looked = time.monotonic()  # looking may take as long as looks are apart
 
     def _end_standstill(self, now: float) -> None:
         """Where all wait for workers that answer nothing, and no rule does, these are lost.
@@ -347,10 +363,16 @@ class Members:
             groups = self.connection.groups
             self.connection.silence(a for m in working for a in groups[m].addresses)
 
-    def _check_somebody_comes(self, now: float) -> None:
+    def _may_join(self, task: Task) -> bool:
+        """Whether nobody completes a lease of that worker: TensorFlow is not told of it before."""
+        with self.engine.changed:
+            orphans = self.scheduler.orphans
+            return not any(o.owner == task.index and o.runner is not None for o in orphans)
+
+    def _check_somebody_comes(self, now: float, answering: set[int]) -> None:
         """Ends training with an error once all workers have been lost for too long."""
         coming = [task for task in self.tasks if task.state is not TaskState.REFUSED]
-        there = any(self.connection.worker_listens(task.index) for task in coming)
+        there = any(task.index in answering for task in coming)
         limit = self._timeout + deadlines.LAST_SECONDS * there
         if now - max(task.since for task in self.tasks) <= limit:
             return
@@ -392,6 +414,8 @@ class Members:
             if not self.scheduler.admits(task):
                 return
         try:
+            # One that was not there before may have a GPU; another process may have none.
+            self.store.move(task.index, self.connection.part_devices()[task.index])
             with self.here():
                 self.store.renew(task.index, task.number)
             with engine.changed:
@@ -428,7 +452,7 @@ class Members:
         self.connection.use()
         with tf.init_scope():
             for task in self.scheduler.present:
-                if not self.connection.worker_listens(task.index):
+                if self.connection.worker_has_ended(task.index):
                     self.lose(task)
             if not self.scheduler.present:
                 self.assemble()

@@ -14,7 +14,7 @@ from tf_dsgd.transport import probing
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.connection import Connection
 from tf_dsgd.transport.heartbeat import Heartbeat
-from tf_dsgd.transport.sockets import close_connections
+from tf_dsgd.transport.names import close_connections
 
 
 class Probes:
@@ -68,10 +68,12 @@ class Probes:
         silent = probing.not_answering(again, deadlines.last_question(self._timeout))
         liveness.answered(again - silent, asked, time.monotonic())
         silent |= suspects - again
-        self.condemn(silent)
-        # TensorFlow waits for one that is lost, too, as it leaves.
-        for address in connection.with_partners(silent):
-            close_connections(address)
+        try:
+            self.condemn(silent)
+        finally:  # also if nothing can be said
+            # TensorFlow waits for one that is lost, too, as it leaves.
+            for address in connection.with_partners(silent):
+                close_connections(address)
         return min(every, liveness.suspects_in(time.monotonic()))
 
     def condemn(self, addresses: Iterable[str]) -> None:

@@ -376,6 +376,11 @@ class Store:
         # TensorFlow frees each by a call to the worker, which may be there and not answer.
         Aside(dropped.clear, "tf_dsgd frees variables")
 
+    def move(self, worker: int, part_devices: Sequence[str]) -> None:
+        """A worker that comes, or comes back, is on these devices from now on."""
+        self.part_devices[worker] = list(part_devices)
+        self.worker_devices[worker] = part_devices[0]
+
     def renew(self, worker: int, sequence: int) -> None:
         """Makes all variables of a worker that came, or came back, and binds its functions.
 

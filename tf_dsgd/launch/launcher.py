@@ -32,6 +32,7 @@ from typing import IO, Any, TextIO
 
 from tf_dsgd import floods
 from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD_TAILS
+from tf_dsgd.launch import resources
 from tf_dsgd.launch.ending import catches, ending
 from tf_dsgd.launch.options import parse
 from tf_dsgd.launch.tied import TIE
@@ -51,6 +52,7 @@ _EARLY = os.path.join(os.path.dirname(__file__), "early")  # on what Python impo
 INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
 STOP_SECONDS = 5.0
+AGAIN_SECONDS = 0.5  # after a signal: what comes sooner is not the user's second one
 _BOOT_SECONDS = 0.3  # so old a script has nothing to save
 _QUIET_SECONDS = 0.2  # a question, or a progress bar, has no end of line
 
@@ -63,6 +65,7 @@ _DEFAULTS = {
     "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
     # TensorFlow switches oneDNN on only where there is AVX-512; with AVX2 it is faster, too.
     "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
 """Of the environment of processes, unless the user has set them."""
 
@@ -224,6 +227,7 @@ class _Launcher:
     def _watch(self, signals: int, ignored: Collection[int]) -> None:
         """Until the scripts have ended, or a while after one of them failed."""
         deadline: float | None = None
+        told_at = 0.0
         while running := self._running_scripts():
             if self._code is not None and self._told is None and deadline is None:
                 # The others notice by themselves, and their words tell more than a signal.
@@ -244,10 +248,12 @@ class _Launcher:
                     continue
                 elif self._told is None:
                     self._told = number
-                    deadline = time.monotonic() + INTERRUPT_SECONDS
+                    told_at = time.monotonic()
+                    deadline = told_at + INTERRUPT_SECONDS
                     for task in running:
                         task.tell_to_end(number)
-                else:
+                # A terminal that is closed sends two, and who ends all of a group may, too.
+                elif number != signal.SIGHUP and time.monotonic() - told_at > AGAIN_SECONDS:
                     deadline = time.monotonic()  # the second Ctrl-C
 
     def _running_scripts(self) -> list[_Task]:
@@ -393,30 +399,10 @@ def _reserved_addresses(count: int) -> Iterator[list[str]]:
         yield addresses
 
 
-def _gpus() -> list[str]:
-    """The GPUs that workers share, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        ends = [i for i, name in enumerate(names) if name in ("", "-1")]
-        return names[: ends[0]] if ends else names
-    try:
-        listed = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=10, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [str(n) for n in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _environment(cluster: dict[str, Any], job: str, index: int) -> dict[str, str]:
     config = {"cluster": cluster, "task": {"type": job, "index": index}}
     ours = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}
-    return {"TF_CONFIG": json.dumps(config), "TF_FORCE_GPU_ALLOW_GROWTH": "true", **ours}
+    return {"TF_CONFIG": json.dumps(config), **ours}
 
 
 def _modules() -> str:
@@ -426,15 +412,11 @@ def _modules() -> str:
 
 
 def _threads(options: argparse.Namespace) -> str:
-    return str(options.threads_per_worker or max(1, _cores() // options.workers))
+    return str(options.threads_per_worker or max(1, resources.cores() // options.workers))
 
 
 def _script(options: argparse.Namespace) -> list[str]:
     return [*(["-m"] if options.module else []), options.script, *options.args]
-
-
-def _own_gpu(gpus: Sequence[str], worker: int) -> dict[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": gpus[worker % len(gpus)]} if gpus else {}
 
 
 def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task, list[_Task]]:
@@ -443,7 +425,7 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
     cluster = {"chief": [chief], "worker": workers}
     if options.ps:
         cluster["ps"] = addresses[1 + options.workers :]
-    gpus = _gpus()
+    gpus = resources.gpus()
 
     def server(job: str, index: int, restarts: int, **more: str) -> _Task:
         return _Task(
@@ -455,7 +437,7 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
 
     servers = [server("ps", s, 0, CUDA_VISIBLE_DEVICES="") for s in range(options.ps)]
     for m in range(options.workers):
-        own = {THREADS: _threads(options), **_own_gpu(gpus, m)}
+        own = {THREADS: _threads(options), **resources.own_gpu(gpus, m)}
         servers.append(server("worker", m, options.restart_workers, **own))
     unbuffered = ["-u"] if options.prefix_chief else []
     environment = _environment(cluster, "chief", 0)
@@ -466,13 +448,13 @@ def _tasks(options: argparse.Namespace, addresses: Sequence[str]) -> tuple[_Task
 def _equal_tasks(options: argparse.Namespace, addresses: Sequence[str]) -> list[_Task]:
     """Workers that each run the script, ready to start."""
     cluster = {"worker": list(addresses)}
-    gpus = _gpus()
+    gpus = resources.gpus()
     # What TensorFlow takes for its default; a script may still set another number.
     threads = {_INTRA_OP: os.environ.get(_INTRA_OP) or _threads(options)}
     found = []
     for m in range(options.workers):
         unbuffered = ["-u"] if m or options.prefix_chief else []
-        own = _environment(cluster, "worker", m) | threads | _own_gpu(gpus, m)
+        own = _environment(cluster, "worker", m) | threads | resources.own_gpu(gpus, m)
         found.append(_Task(f"worker {m}", unbuffered + _script(options), own))
     return found
 

@@ -16,3 +16,6 @@ TIE = ["-I", "-S", "-c", _PROGRAM]
 
 The parent is the thread that starts the program: that must live as long as the program is to.
 """
+
+TIE_GENTLY = [*TIE[:-1], _PROGRAM.replace("SIGKILL", "SIGTERM")]
+"""The same for a program that ends what it has started when it gets SIGTERM."""

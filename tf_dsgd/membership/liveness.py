@@ -44,7 +44,7 @@ class Liveness:
         return address in self._silent
 
     @property
-    def silent(self) -> Set[str]:
+    def silent(self) -> frozenset[str]:
         """All of which it is."""
         return self._silent
 
@@ -64,17 +64,19 @@ class Liveness:
         if self._probed is not None and now - self._probed > most:
             surplus = now - self._probed - most
             self._heard = {a: since + surplus for a, since in self._heard.items()}
+            with self._writing:
+                if self._call is not None:
+                    self._call = self._call[0], self._call[1] + surplus
         self._probed = now
         self._heard.update(dict.fromkeys(answered, asked))
         self._unheard = {a: self._heard.setdefault(a, asked) for a in unheard}
-        # At the address of one that ended may be another next.
-        self._unresponsive = self._unresponsive & answered | self._overdue(now)
-        answers = answered - self._unresponsive
         with self._writing:
-            self._silent = self._silent - answers
+            # At the address of one that ended may be another next.
+            self._unresponsive = unresponsive = self._unresponsive & answered | self._overdue(now)
+            self._silent = self._silent - (answered - unresponsive)
         most = deadlines.suspected_after(self._timeout)
         overdue = {a for a, since in self._unheard.items() if now - since >= most}
-        return overdue | self._unresponsive
+        return overdue | unresponsive
 
     def answered(self, addresses: Set[str], asked: float, now: float) -> None:
         """After suspects were asked once more, from `asked` to `now`: these are there."""
@@ -101,11 +103,15 @@ class Liveness:
 
     def calls(self, address: str, now: float) -> None:
         """A task has to answer a call from now on."""
-        self._call = address, now
+        with self._writing:
+            self._call = address, now
 
-    def called(self) -> None:
-        """It did, or is gone."""
-        self._call = None
+    def called(self, answered: bool) -> None:
+        """It did, or the call ended otherwise. One that answers calls was not there before."""
+        with self._writing:
+            if answered and self._call is not None:
+                self._unresponsive = self._unresponsive - {self._call[0]}
+            self._call = None
 
     def _overdue(self, now: float) -> frozenset[str]:
         call = self._call

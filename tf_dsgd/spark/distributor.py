@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ import numpy as np
 from pyspark import cloudpickle
 
 from tf_dsgd.checks import called, integer, positive_int, truth
+from tf_dsgd.launch.launcher import INTERRUPT_SECONDS, STOP_SECONDS
+from tf_dsgd.launch.tied import TIE_GENTLY
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions, within
 from tf_dsgd.spark.session import driver, jobs, session, slots
@@ -131,11 +134,7 @@ class Distributor:
             counts = ["--workers", str(self.num_workers), "--ps", str(self.num_ps)]
             command = [sys.executable, "-m", "tf_dsgd.launch", *counts, *program]
             path = os.pathsep.join(path for path in sys.path if path)
-            code = subprocess.run(
-                [*command, *([name] if payload else [])],
-                env={**os.environ, "PYTHONPATH": path},
-                check=False,
-            ).returncode
+            code = _launched([*command, *([name] if payload else [])], path)
             outcome = folder / "outcome"
             if code or (payload and not outcome.exists()):
                 raise RuntimeError(f"The training has ended with code {code}. See what it wrote.")
@@ -182,6 +181,28 @@ class Distributor:
             before = sum(other.getNumPartitions() for other in records)
             records.append(data.records(count - self.num_workers, self.num_workers, before))
         return context.union(records).partitionBy(count, rows_task.itself)
+
+
+def _launched(command: Sequence[str], path: str) -> int:
+    """Runs the launcher to its end, and gives its code; path: where Python looks for modules.
+
+    Ctrl-C goes to this process alone, from a terminal or a notebook, and from here to the launcher,
+    which gives the script its time. Should this process end, the launcher ends all, too.
+    """
+    if sys.platform == "linux":
+        command = [sys.executable, *TIE_GENTLY, str(os.getpid()), *command]
+    launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, process_group=0)
+    try:
+        return launcher.wait()
+    except KeyboardInterrupt:
+        launcher.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(INTERRUPT_SECONDS + 2 * STOP_SECONDS)
+        raise
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
 
 
 class _Training:

@@ -275,16 +275,16 @@ class Group:
 
     def _look(self, awaited: Iterable[int]) -> None:
         """Raises if one has ended whose message is awaited: nothing else would tell."""
-        ended = [
-            rank
-            for rank in awaited
-            if rank != self.rank and probing.refuses(self._address(rank), _PROBE_SECONDS)
-        ]
+        places = {rank: self._address(rank) for rank in awaited if rank != self.rank}
+        refusing = probing.refusing(places.values(), _PROBE_SECONDS)
+        ended = [rank for rank, address in places.items() if address in refusing]
         if ended:
             raise _EndedError(ended)
 
     def _silent(self, seconds: float) -> list[int]:
-        return [rank for rank in self.others if not probing.reachable(self._address(rank), seconds)]
+        places = {rank: self._address(rank) for rank in self.others}
+        silent = probing.not_reachable(places.values(), seconds)
+        return [rank for rank, address in places.items() if address in silent]
 
     def _await_servers(self) -> None:
         deadline = time.monotonic() + self.timeout_seconds

@@ -17,6 +17,7 @@ INDEX = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 """What may be a task's index."""
 
 _ADDRESS_REMEDY = 'Write "host:port", such as "10.0.0.3:2222" or "[fd00::3]:2222".'
+_MOST_LETTERS, _MOST_OF_LABEL = 253, 63  # of a name, and between two of its dots (RFC 1035)
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?|\[[0-9A-Fa-f:.%]+\]", re.ASCII)
 
 
@@ -85,7 +86,8 @@ def _is_host(host: str) -> bool:
     if not _HOST.fullmatch(host):
         return False
     if host[0] != "[" and not re.fullmatch(r"[0-9.]+", host, re.ASCII):
-        return True
+        labels = host.removesuffix(".").split(".")
+        return len(host) <= _MOST_LETTERS and all(0 < len(x) <= _MOST_OF_LABEL for x in labels)
     try:
         return ipaddress.ip_address(host.strip("[]")).version == (6 if host[0] == "[" else 4)
     except ValueError:

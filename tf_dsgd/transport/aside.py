@@ -21,8 +21,8 @@ class Aside:
     def __init__(self, action: Callable[[], Any], name: str, *, daemon: bool = True):
         self._result: Any = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(action,), name=name, daemon=daemon)
-        self._thread.start()
+        self._done = threading.Event()
+        threading.Thread(target=self._run, args=(action,), name=name, daemon=daemon).start()
 
     def _run(self, action: Callable[[], Any]) -> None:
         try:
@@ -30,11 +30,13 @@ class Aside:
                 self._result = action()
         except BaseException as error:  # raised where the result is asked for
             self._error = error
+        finally:
+            self._done.set()
 
     def wait(self, seconds: float) -> bool:
         """Whether it is done within that time."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        # Not by joining the thread: after Ctrl-C in that Python takes one for ended that runs.
+        return self._done.wait(seconds)
 
     def result(self) -> Any:
         """What the action gave, once it is done, or raises what it raised; to be asked once."""

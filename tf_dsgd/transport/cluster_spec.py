@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_dsgd import _tf_errors
+from tf_dsgd.transport import names
 from tf_dsgd.transport.addresses import INDEX, kind_of, place_of, read_addresses
 
 JOBS = ("chief", "worker", "ps")
@@ -307,7 +308,7 @@ def doubts_about_own_host(which: Tasks) -> str | None:
     """
     host = which.own_address.rsplit(":", 1)[0]
     try:
-        family, *_, place = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        family, *_, place = names.look_up(host, 0)[0]
     except OSError as error:
         reason = f"its host {host!r} cannot be resolved here ({error.strerror})"
     else:

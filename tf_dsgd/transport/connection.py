@@ -19,7 +19,7 @@ from tf_dsgd.membership import deadlines
 from tf_dsgd.membership.group import Group
 from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
-from tf_dsgd.transport import channels, cluster_spec, opening, probing, sockets
+from tf_dsgd.transport import channels, cluster_spec, names, opening, probing
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.waiting import wait_for_tasks
 
@@ -135,6 +135,24 @@ class Connection:
         """Whether all of worker number m can be reached."""
         return all(map(self._listens, self.groups[m].addresses))
 
+    def answering(self, workers: Iterable[int]) -> set[int]:
+        """Those of the workers all of whose processes answer; all are asked at the same time."""
+        asked = {m: set(self.groups[m].addresses) for m in workers}
+        addresses = set().union(*asked.values()) - self.liveness.silent
+        there = addresses - probing.not_answering(addresses, deadlines.GLANCE_SECONDS)
+        return {m for m, own in asked.items() if own <= there}
+
+    def worker_has_ended(self, m: int) -> bool:
+        """Whether a process of worker number m has ended, or counts as silent.
+
+        One that is out of reach for less than it may be silent has not.
+        """
+        return bool(self._ended(self.groups[m].addresses))
+
+    def _ended(self, addresses: Iterable[str]) -> set[str]:
+        silent = set(self.liveness.silent.intersection(addresses))
+        return silent | probing.refusing({*addresses} - silent, deadlines.GLANCE_SECONDS)
+
     def worker_is_silent(self, m: int) -> bool:
         """Whether the verdict on a process of worker number m is that it does not answer."""
         return any(map(self.liveness.is_silent, self.groups[m].addresses))
@@ -163,31 +181,27 @@ class Connection:
 
     def silent_shards(self) -> list[str]:
         """The tasks with shards, in words, that cannot be reached."""
-        return self._shards_where(lambda address: not self._listens(address))
+        shards = set(self._shards())
+        silent = self.liveness.silent & shards
+        silent |= probing.not_reachable(shards - silent, deadlines.PROBE_SECONDS)
+        return [name for address, name in self._shards().items() if address in silent]
 
     def ended_shards(self) -> list[str]:
         """The tasks with shards, in words, that have ended, or count as silent.
 
         One that is out of reach for less than it may be silent is neither.
         """
-        return self._shards_where(
-            lambda address: (
-                self.liveness.is_silent(address)
-                or probing.refuses(address, deadlines.PROBE_SECONDS)
-            )
-        )
+        ended = self._ended(self._shards())
+        return [name for address, name in self._shards().items() if address in ended]
 
-    def _shards_where(self, is_so: Callable[[str], bool]) -> list[str]:
-        return [
-            self.tasks.name(job, index)
-            for job, index in self.tasks.of_shards
-            if is_so(self.tasks.jobs[job][index])
-        ]
+    def _shards(self) -> dict[str, str]:
+        """Of the tasks with shards the addresses, and what they are called."""
+        return {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
 
     def unanswering_shards(self, seconds: float) -> list[str]:
         """The tasks with shards, in words, that do not answer within that time."""
-        places = {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
-        return [places[address] for address in probing.not_answering(places, seconds)]
+        shards = self._shards()
+        return [shards[address] for address in probing.not_answering(shards, seconds)]
 
     def call(self, m: int, action: Callable[[], Any]) -> Any:
         """What `action` gives, which calls worker number m for a thread that others wait for.
@@ -229,7 +243,7 @@ class Connection:
         for address in sorted(self.liveness.condemn(silent)):
             say(f"{self.name_at(address)} has not answered for {seconds:g} s")
         for address in self.with_partners(silent):
-            sockets.close_connections(address)
+            names.close_connections(address)
         return silent
 
     def with_partners(self, addresses: Iterable[str]) -> set[str]:
@@ -336,7 +350,7 @@ class Connection:
         self.changes += 1
         coming = {peer.address for peer in joining}
         for address in self._left_out & coming:
-            sockets.close_connections(address)  # now: what it is told next is not to be cut off
+            names.close_connections(address)  # now: what it is told next is not to be cut off
         self._left_out -= coming
         change = functools.partial(
             _tf_remote.change_tasks,
@@ -351,10 +365,10 @@ class Connection:
             self._left_out |= self.silence(self.tasks.workers.values())
             if time.monotonic() > limit:  # one is there, and answers no calls
                 for address in self._left_out | coming:
-                    sockets.close_connections(address)
+                    names.close_connections(address)
         # They may have gone on meanwhile, and a call that was under way never end (TF 2.21).
         for address in self._left_out:
-            sockets.close_connections(address)
+            names.close_connections(address)
         changing.result()
         self._left_out.clear()
 
@@ -370,13 +384,15 @@ class Connection:
                 if address not in addresses:
                     continue
                 self.liveness.calls(address, time.monotonic())
+                answered = True
                 try:
                     with tf.device(_device(job, index)):
                         self._answer()
-                except tf.errors.OpError:  # whoever needs it will tell
+                except tf.errors.OpError as error:  # whoever needs it will tell
+                    answered = says_no_context(error)  # another process is there
                     self._executor.clear_error()
                 finally:
-                    self.liveness.called()
+                    self.liveness.called(answered)
 
     def _is_reached(self, peer: Peer) -> bool:
         """Whether calls reach a worker that is there: gRPC pauses between two attempts to connect.

@@ -36,4 +36,7 @@ class Heartbeat(threading.Thread):
         """Asks until nobody wants to know."""
         seconds: float | None = self._seconds
         while seconds is not None and not self._ended.wait(seconds):
-            seconds = self._probe()
+            try:
+                seconds = self._probe()
+            except OSError:  # no file is left to ask with, or nobody to tell: there may be again
+                seconds = self._seconds

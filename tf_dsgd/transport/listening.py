@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from absl import logging
 
-from tf_dsgd.transport import sockets
+from tf_dsgd.transport import names, sockets
 
 EVERYWHERE = "TF_DSGD_LISTEN"
 """The environment variable; "everywhere" leaves all interfaces open."""
@@ -83,7 +83,7 @@ def everywhere() -> bool:
 def _own_places(host: str) -> list[_Place]:
     """Those addresses of a host that are this machine's."""
     try:
-        entries = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        entries = names.look_up(host, 0)
     except OSError:
         return []
     places = []

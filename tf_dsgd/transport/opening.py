@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
+import socket
 import time
 from collections.abc import Set
 
@@ -10,7 +13,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf_remote
 from tf_dsgd.membership import deadlines
-from tf_dsgd.transport import listening, probing
+from tf_dsgd.transport import listening, names, probing
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.cluster_spec import Tasks
 
@@ -38,8 +41,9 @@ def connect(tasks: Tasks, workers: Set[int], seconds: float, silent_seconds: flo
         os.environ.setdefault(name, value)
     present = {"worker": sorted(workers), "ps": sorted(tasks.ps)}
     jobs = tasks.cluster_spec(present).as_dict()
-    if tasks.chief is not None:
-        jobs[CHIEF] = [tasks.chief]
+    own = tasks.chief or _own_place(tasks)
+    if own is not None:
+        jobs[CHIEF] = [own]
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec(jobs),
         job_name=CHIEF,
@@ -48,6 +52,25 @@ def connect(tasks: Tasks, workers: Set[int], seconds: float, silent_seconds: flo
     )
     _open(tasks, sorted(workers), seconds, silent_seconds)
     listening.keep_to(_tf_remote.own_address())
+
+
+def _own_place(tasks: Tasks) -> str | None:
+    """An address and a free port of this process, where others reach a chief without a name.
+
+    None where all tasks are reached by this machine's loopback, as TensorFlow does it then.
+    """
+    for address in (*tasks.ps.values(), *tasks.workers.values()):
+        for family, *_, place in names.places(address):
+            if ipaddress.ip_address(place[0].split("%")[0]).is_loopback:
+                continue
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as way:
+                way.connect(place)  # sends nothing, but finds the interface
+                host = way.getsockname()[0]
+                with socket.socket(family, socket.SOCK_STREAM) as free:
+                    free.bind(("", 0))
+                    port = free.getsockname()[1]
+                return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return None
 
 
 def _filters(tasks: Tasks) -> tf.config.experimental.ClusterDeviceFilters:

@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _ESTABLISHED = "01"  # in the kernel's tables
@@ -44,18 +44,12 @@ def place(address: object) -> tuple[str, int] | None:
     return str(address[0]).split("%")[0].removeprefix("::ffff:"), int(address[1])
 
 
-def close_connections(address: str) -> int:
-    """Closes all TCP connections of this process to "host:port"; gives their number.
+def close_all(places: Collection[tuple[str, int]]) -> int:
+    """Closes all TCP connections of this process to these places; gives their number.
 
     They are gRPC's, which finds them broken. Where a process cannot list its own files (Windows)
     nothing is closed.
     """
-    host, port = address.rsplit(":", 1)
-    try:
-        entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError:
-        return 0
-    places = {place(entry[4]) for entry in entries}
     closed = 0
     for connection in of_this_process():
         with contextlib.suppress(OSError):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 from tf_dsgd import resuming
 from tf_dsgd.console import say
 from tf_dsgd.membership import deadlines
-from tf_dsgd.transport import cluster_spec, probing
+from tf_dsgd.transport import cluster_spec, names, probing
 
 
 def wait_for_tasks(cluster: cluster_spec.Tasks, timeout_seconds: float) -> set[int]:
@@ -80,10 +79,9 @@ def _unknown_hosts(silent: set[str]) -> str:
 
 def _has_address(host: str) -> bool:
     try:
-        socket.getaddrinfo(host, None)
+        return bool(names.look_up(host))
     except OSError:
         return False
-    return True
 
 
 def _others_listen(cluster: cluster_spec.Tasks, silent: set[str]) -> str:

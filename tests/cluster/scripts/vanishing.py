@@ -7,6 +7,7 @@ import threading
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tf_dsgd
 
@@ -30,8 +31,11 @@ class UntilTold(keras.callbacks.Callback):
         self.model.stop_training = self.told.is_set()
 
 
-cluster = tf_dsgd.TFCluster(worker_timeout_seconds=10.0)
-if "ps" in json.loads(os.environ["TF_CONFIG"])["cluster"]:
+jobs = os.environ.get("JOBS")  # in place of TF_CONFIG, where the chief has no address in it
+spec = None if jobs is None else tf.train.ClusterSpec(json.loads(jobs))
+timeout = float(os.environ.get("TIMEOUT", "10"))
+cluster = tf_dsgd.TFCluster(spec, worker_timeout_seconds=timeout)
+if spec is not None or "ps" in json.loads(os.environ["TF_CONFIG"])["cluster"]:
     strategy = tf_dsgd.DownpourStrategy(cluster, push_every=1, fetch_every=1)
 else:  # weights are on the workers; each worker's changes count by their mean
     strategy = tf_dsgd.PeriodicAveragingStrategy(cluster, average_every=2)
