@@ -60,7 +60,10 @@ class Connection:
     def silent_shards(self):
         return []
 
-    def ended_shards(self):
+    def ended_shards(self, seconds=0.0):
+        return []
+
+    def unanswering_shards(self, seconds):
         return []
 
     def name_at(self, address):
@@ -74,7 +77,10 @@ class Connection:
 
     def answering(self, workers):
         self.asked.append(list(workers))
-        return {m for m in self.asked[-1] if self.listening[m]}
+        return self.reached(workers)
+
+    def reached(self, workers):
+        return {m for m in workers if self.listening[m]}
 
     def worker_is_silent(self, m):
         return self.liveness.is_silent(f"w{m}:1")
@@ -180,7 +186,7 @@ def test_what_an_error_names_as_lost_is_not_told_of_again(capsys):
     """That error is a script's last line, and says how to go on; a probe may find out later."""
     engine = made(Connection())
     members, lost = engine.rounds.members, ["a task at ps0:1"]
-    engine.rounds.members.connection.ended_shards = lambda: lost
+    engine.rounds.members.connection.ended_shards = lambda _=0.0: lost
     with pytest.raises(RuntimeError, match="Lost a task at ps0:1, and the part of the model"):
         members.look()
     members.probes.condemn(["ps0:1", "w0:1"])
@@ -203,10 +209,11 @@ def test_an_error_waits_until_it_is_known_whether_a_part_of_the_model_is_lost(mo
     out_of_reach = [["a task at ps0:1"], ["a task at ps0:1"], []]
     monkeypatch.setattr(members.connection, "silent_shards", lambda: out_of_reach.pop(0))
     user_error = tf.errors.InvalidArgumentError(None, None, "a shape")
-    assert members.reason(user_error) is None and out_of_reach == []
+    assert members.reason(user_error) is None and len(out_of_reach) == 3  # it is not waited for
+    assert members.reason(GONE) is None and out_of_reach == []
     out_of_reach += [["a task at ps0:1"]] * 2
     ended = [[], ["a task at ps0:1"]]
-    monkeypatch.setattr(members.connection, "ended_shards", lambda: ended.pop(0))
+    monkeypatch.setattr(members.connection, "ended_shards", lambda _: ended.pop(0))
     with pytest.raises(RuntimeError, match="Lost a task at ps0:1"):
         members.was_lost_by(1, GONE)
 

@@ -90,6 +90,7 @@ def test_one_that_does_not_answer_is_not_added(connection):
 
 def test_one_that_is_gone_again_as_a_strategy_is_made_is_not_there(connection, monkeypatch):
     monkeypatch.setattr(probing, "reachable", lambda address, seconds: True)
+    monkeypatch.setattr(probing, "not_reachable", lambda addresses, seconds: set())
     monkeypatch.setattr(cluster_spec, "remote_version", lambda device: "1.0")
     connection.peers[1].forget()
     connection.error = tf.errors.UnavailableError(None, None, "gone")
@@ -283,6 +284,7 @@ def pairs(monkeypatch):
     monkeypatch.setattr(_tf_remote, "change_tasks", change)
     monkeypatch.setattr(probing, "not_answering", lambda a, seconds: made.mute.intersection(a))
     monkeypatch.setattr(probing, "reachable", lambda address, seconds: address not in made.mute)
+    monkeypatch.setattr(probing, "not_reachable", lambda a, seconds: made.mute.intersection(a))
     monkeypatch.setattr(names, "close_connections", made.closed.append)
     made._check_version = lambda *arguments: None
     return made

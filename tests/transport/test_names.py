@@ -1,7 +1,10 @@
 """Where names lead: while nobody tells, to several places, and where they have moved."""
 
+import errno
 import socket
+import threading
 import time
+import types
 
 import pytest
 import tensorflow as tf
@@ -15,52 +18,92 @@ def entry(host, port):
 
 
 @pytest.fixture
-def known(monkeypatch):
-    """What the name service knows: by host and port, or an error; and time, which stands still."""
-    known, now = {}, [1000.0]
+def service(monkeypatch):
+    """What the name service knows, by host; else it is away, or says that there is no such name."""
+    known = types.SimpleNamespace(places={}, error=socket.EAI_AGAIN, asked=[], now=1000.0)
 
-    def look_up(host, port=None, **_):
-        places = known.get(host)
-        if places is None:
-            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-        return [entry(*place) for place in places]
+    def look_up(host, port):
+        known.asked.append(host)
+        if host not in known.places:
+            raise socket.gaierror(known.error, "no")
+        return [entry(*place) for place in known.places[host]]
 
     monkeypatch.setattr(names, "_known", {})
-    monkeypatch.setattr(names, "_ever", {})
-    monkeypatch.setattr(names.socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(names.time, "monotonic", lambda: now[0])
-    known["now"] = now
+    monkeypatch.setattr(names, "look_up", look_up)
+    monkeypatch.setattr(names.time, "monotonic", lambda: known.now)
     return known
 
 
-def test_while_no_name_service_answers_a_name_is_what_it_was(known):
-    known["node"] = [("10.0.0.1", 7)]
+def after(service, seconds, address):
+    """The places some time later, once it was looked up aside, if it was."""
+    service.now += seconds
+    names.places(address)
+    for thread in threading.enumerate():
+        if thread.name.endswith("(_renew)"):
+            thread.join(60.0)
+    return names.places(address)
+
+
+def test_while_no_name_service_answers_a_name_is_what_it_was(service):
+    service.places["node"] = [("10.0.0.1", 7)]
     assert names.places("node:7") == [entry("10.0.0.1", 7)]
-    del known["node"]
+    del service.places["node"]
     for _ in range(3):
-        known["now"][0] += 60.0
-        assert names.places("node:7") == [entry("10.0.0.1", 7)]
+        assert after(service, 60.0, "node:7") == [entry("10.0.0.1", 7)]
     assert names.places("other:7") == []
-    known["other"] = [("10.0.0.2", 7)]
-    assert names.places("other:7") == [entry("10.0.0.2", 7)]  # at once
+    service.places["other"] = [("10.0.0.2", 7)]
+    assert after(service, 2.0, "other:7") == [entry("10.0.0.2", 7)]
 
 
-def test_a_name_that_has_moved_is_found_and_what_it_was_is_remembered(known):
-    known["node"] = [("10.0.0.1", 7)]
+def test_a_name_that_there_is_no_more_is_forgotten(service):
+    """Its address may be another task's next."""
+    service.places |= {"node": [("10.0.0.1", 7)], "next": [("10.0.0.2", 7)]}
+    names.places("node:7"), names.places("next:7")
+    service.error = socket.EAI_NONAME
+    del service.places["node"]
+    assert after(service, 60.0, "node:7") == []
+
+
+def test_nobody_waits_for_a_name_that_is_known(service, monkeypatch):
+    service.places["node"] = [("10.0.0.1", 7)]
     names.places("node:7")
-    known["node"] = [("10.0.0.2", 7)]
-    assert names.places("node:7") == [entry("10.0.0.1", 7)]  # not looked up so often
-    known["now"][0] += 60.0
-    assert names.places("node:7") == [entry("10.0.0.2", 7)]
-    assert names.ever("node:7") == {("10.0.0.1", 7), ("10.0.0.2", 7)}
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def slow(host, port):
+        asked.set()
+        assert goes_on.wait(60.0)
+        return [entry("10.0.0.2", 7)]
+
+    monkeypatch.setattr(names, "look_up", slow)
+    service.now += 60.0
+    for _ in range(3):
+        assert names.places("node:7") == [entry("10.0.0.1", 7)]
+    assert asked.wait(60.0)
+    goes_on.set()
+    assert after(service, 0.0, "node:7") == [entry("10.0.0.2", 7)]
 
 
-def test_connections_to_a_place_that_a_name_had_are_closed(monkeypatch):
+def test_a_name_is_not_looked_up_at_each_question(service):
+    service.places["node"] = [("10.0.0.1", 7)]
+    for _ in range(10):
+        names.places("node:7"), names.places("unknown:7")
+    assert service.asked == ["node", "unknown"]
+
+
+def test_connections_to_a_place_that_a_name_had_are_closed(service):
+    """But not to one that is another task's now."""
     with socket.create_server(("127.0.0.1", 0)) as before:
         port = before.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port), 10.0)
-        monkeypatch.setattr(names, "_ever", {f"node.invalid:{port}": {("127.0.0.1", port)}})
-        assert names.close_connections(f"node.invalid:{port}") == 1
+        service.places["node"] = [("127.0.0.1", port)]
+        names.places(f"node:{port}")
+        service.places |= {"node": [("127.0.0.2", port)], "other": [("127.0.0.1", port)]}
+        assert after(service, 60.0, f"node:{port}") == [entry("127.0.0.2", port)]
+        names.places(f"other:{port}")
+        assert names.close_connections(f"node:{port}") == 0
+        service.places["other"] = [("127.0.0.3", port)]
+        after(service, 60.0, f"other:{port}")
+        assert names.close_connections(f"node:{port}") == 1
         assert client.recv(1) == b""
         client.close()
 
@@ -82,14 +125,45 @@ def test_a_place_that_swallows_everything_does_not_hide_another(monkeypatch):
         assert probing.refusing(["node:1"], 0.1) == set()
 
 
-def test_all_places_have_to_refuse(monkeypatch):
-    with socket.socket() as closed, cut_off() as gone:
-        closed.bind(("127.0.0.1", 0))
-        places = [entry(*closed.getsockname()), entry(*gone.split(":"))]
+def test_all_places_have_to_refuse_or_all_that_ever_listened(monkeypatch):
+    monkeypatch.setattr(probing, "_reached", set())
+    with socket.create_server(("127.0.0.1", 0)) as server, cut_off() as gone:
+        places = [entry(*server.getsockname()), entry(*gone.split(":"))]
         monkeypatch.setattr(names, "places", lambda address: places)
-        assert probing.refusing(["node:1"], 0.1) == set()
-        places.pop()
+        server.close()
+        assert probing.refusing(["node:1"], 0.1) == set()  # who knows who was at the other one
+    with socket.create_server(places[0][4]), cut_off() as gone:
+        places[1] = entry(*gone.split(":"))
+        assert probing.not_reachable(["node:1"], 1.0) == set()
+        # The system gives a new server the address of one that has ended, but not of one that is.
+    with cut_off() as gone:
+        places[1] = entry(*gone.split(":"))
         assert probing.refusing(["node:1"], 0.1) == {"node:1"}
+
+
+def test_where_no_file_is_left_nothing_is_said_of_others(monkeypatch):
+    """They are neither lost, nor has anybody ended."""
+    kind = socket.socket
+
+    def full(*arguments):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with cut_off() as gone:
+        assert probing.not_answering([gone], 0.05) == {gone}
+        monkeypatch.setattr(probing.socket, "socket", full)
+        assert probing.not_answering([gone], 0.05) == set() == probing.refusing([gone], 0.05)
+        monkeypatch.setattr(probing.socket, "socket", kind)
+        monkeypatch.setattr(probing.selectors, "DefaultSelector", full)
+        assert probing.not_answering([gone], 0.05) == set() == probing.refusing([gone], 0.05)
+
+
+def test_more_tasks_are_asked_than_there_are_files_for(monkeypatch):
+    monkeypatch.setattr(probing, "_MOST_AT_ONCE", 3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        good = f"127.0.0.1:{server.getsockname()[1]}"
+        many = {f"127.0.0.{k}:1" for k in range(1, 20)}
+        assert probing.not_reachable([good, *many], 1.0) == many
+        assert probing.refusing([good, *many], 1.0) == many
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, ".".join(["a" * 60] * 5)])

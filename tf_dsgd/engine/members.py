@@ -140,35 +140,35 @@ class Members:
 
         Where a step is traced, TensorFlow's C code makes a SystemError of another.
         """
-        lost = self._ended_shards()
-        if not lost and isinstance(error, (*_BROKEN, SystemError)):
-            lost = self._unanswering_shards()
+        lost = self._lost_shards(error, isinstance(error, (*_BROKEN, SystemError)))
         return self._shards_lost(lost) if lost else None
 
-    def _ended_shards(self) -> list[str]:
-        """Tasks with shards that have ended, once no other is out of reach.
+    def _lost_shards(self, error: BaseException, must_answer: bool) -> list[str]:
+        """Tasks with shards that have ended, or do not answer, once a call failed.
 
-        Of one that is, it is waited for which of the two it is: no longer than it may be silent.
+        Where the call's connection broke, it is waited until that is known: a task that is out of
+        reach may be there again, one that is killed may take connections for a moment more, and one
+        that is stopped does.
+
+        Args:
+            error: the call's.
+            must_answer: whether one that can be reached has to answer within a while.
         """
-        deadline = time.monotonic() + self._timeout
+        connection, seconds = self.connection, deadlines.PROBE_SECONDS
+        begin = time.monotonic()
         while True:
-            ended = self.connection.ended_shards()
-            unreachable = [] if ended else self.connection.silent_shards()
-            if not unreachable or time.monotonic() > deadline:
-                return ended or unreachable
-            time.sleep(0.05)
-
-    def _unanswering_shards(self) -> list[str]:
-        """Tasks with shards that have ended, or do not answer, once a call to one failed.
-
-        One that is killed may take connections for a moment more, and one that is stopped does.
-        """
-        deadline = time.monotonic() + deadlines.PROBE_SECONDS + self._timeout / 4
-        while True:
-            unanswering = self.connection.unanswering_shards(deadlines.PROBE_SECONDS)
-            ended = self._ended_shards()
-            if ended or not unanswering or time.monotonic() > deadline:
-                return ended or unanswering
+            ended = connection.ended_shards(seconds)
+            if ended or not isinstance(error, (*_BROKEN, SystemError)):
+                return ended
+            if self._engine is not None and self._engine.has_failed:
+                return []  # of another error, which does not wait for this one
+            unreachable = connection.silent_shards()
+            missing = unreachable
+            if must_answer and not missing:
+                missing = connection.unanswering_shards(seconds)
+            most = self._timeout if unreachable else seconds + self._timeout / 4
+            if not missing or time.monotonic() - begin > most:
+                return missing
             time.sleep(0.05)
 
     @property
@@ -187,9 +187,9 @@ class Members:
 
     def was_lost_by(self, m: int, error: tf.errors.OpError) -> bool:
         """After a call failed on a worker: whether it was lost; if so the others go on."""
-        ended = self._ended_shards()
-        if ended:
-            raise self._shards_lost(ended) from error
+        lost = self._lost_shards(error, must_answer=False)
+        if lost:
+            raise self._shards_lost(lost) from error
         task = self.tasks[m]
         if not self.means_lost(task, error):
             return False
@@ -320,10 +320,16 @@ class Members:
         for m in list(self._unfenced):
             self.lose(self.tasks[m])
         absent = self._absent()
-        answering = self.connection.answering(task.index for task in absent)
+        answering = self.connection.answering([task.index for task in absent])
+        slow = [t.index for t in absent if t.index not in answering]
+        refused = any(t.state is TaskState.REFUSED for t in absent)
+        # A glance may miss one on a busy machine: it is joined later, but not taken for gone.
+        ask = refused or len(absent) == len(self.tasks)
+        listening = answering | (self.connection.reached(slow) if ask else set())
         for task in absent:
             if task.index not in answering:
-                if task.state is TaskState.REFUSED:
+                gone = task.state is TaskState.REFUSED and task.index not in listening
+                if gone:
                     task.become(TaskState.LOST)
             elif self.engine.has_thread(task):
                 continue  # it has not found out yet that its worker is lost
@@ -332,7 +338,7 @@ class Members:
             elif task.state is TaskState.LOST and self._may_join(task) and self._is_connected(task):
                 self._join(task)
         if not self.scheduler.present:
-            self._check_somebody_comes(now, answering)
+            self._check_somebody_comes(now, listening)
         self._end_standstill(now)
         if not self.engine.has_failed:
             silent = self.connection.ended_shards()
@@ -369,10 +375,10 @@ class Members:
             orphans = self.scheduler.orphans
             return not any(o.owner == task.index and o.runner is not None for o in orphans)
 
-    def _check_somebody_comes(self, now: float, answering: set[int]) -> None:
+    def _check_somebody_comes(self, now: float, listening: set[int]) -> None:
         """Ends training with an error once all workers have been lost for too long."""
         coming = [task for task in self.tasks if task.state is not TaskState.REFUSED]
-        there = any(task.index in answering for task in coming)
+        there = any(task.index in listening for task in coming)
         limit = self._timeout + deadlines.LAST_SECONDS * there
         if now - max(task.since for task in self.tasks) <= limit:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -68,12 +69,10 @@ class Probes:
         silent = probing.not_answering(again, deadlines.last_question(self._timeout))
         liveness.answered(again - silent, asked, time.monotonic())
         silent |= suspects - again
-        try:
-            self.condemn(silent)
-        finally:  # also if nothing can be said
-            # TensorFlow waits for one that is lost, too, as it leaves.
-            for address in connection.with_partners(silent):
-                close_connections(address)
+        self.condemn(silent)
+        # TensorFlow waits for one that is lost, too, as it leaves.
+        for address in connection.with_partners(silent):
+            close_connections(address)
         return min(every, liveness.suspects_in(time.monotonic()))
 
     def condemn(self, addresses: Iterable[str]) -> None:
@@ -85,7 +84,8 @@ class Probes:
         for address in [*filter(self._connection.has_shard, news)] or news:
             name = self._connection.name_at(address)
             if name not in self.named:
-                say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
+                with contextlib.suppress(OSError):  # nobody is left to tell
+                    say(f"{name} has not answered for {self._timeout:g} s and counts as lost")
 
     def _have_answer(self, answering: set[str]) -> None:
         """Has tasks answer calls now and then."""

@@ -121,6 +121,7 @@ class _Launcher:
         self._code: int | None = None  # of the first script that failed
         self._mutex = threading.Lock()
         self._told: int | None = None  # the signal that ends the launcher
+        self._parent = os.getppid()
         self._lost_server = False  # whether it was started again or not
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
@@ -252,8 +253,11 @@ class _Launcher:
                     deadline = told_at + INTERRUPT_SECONDS
                     for task in running:
                         task.tell_to_end(number)
-                # A terminal that is closed sends two, and who ends all of a group may, too.
-                elif number != signal.SIGHUP and time.monotonic() - told_at > AGAIN_SECONDS:
+                # A terminal that is closed sends two, and who ends all of a group may, too; and
+                # one comes by itself where the process ends that started this one.
+                elif number == signal.SIGHUP or os.getppid() != self._parent:
+                    continue
+                elif time.monotonic() - told_at > AGAIN_SECONDS:
                     deadline = time.monotonic()  # the second Ctrl-C
 
     def _running_scripts(self) -> list[_Task]:

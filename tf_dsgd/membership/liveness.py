@@ -113,6 +113,11 @@ class Liveness:
                 self._unresponsive = self._unresponsive - {self._call[0]}
             self._call = None
 
+    def asks_no_more(self, address: str) -> None:
+        """A task is not called any more, so that nobody would find that it answers again."""
+        with self._writing:
+            self._unresponsive = self._unresponsive - {address}
+
     def _overdue(self, now: float) -> frozenset[str]:
         call = self._call
         if call is None:

@@ -23,7 +23,7 @@ import numpy as np
 from pyspark import cloudpickle
 
 from tf_dsgd.checks import called, integer, positive_int, truth
-from tf_dsgd.launch.launcher import INTERRUPT_SECONDS, STOP_SECONDS
+from tf_dsgd.launch.launcher import AGAIN_SECONDS, INTERRUPT_SECONDS, STOP_SECONDS
 from tf_dsgd.launch.tied import TIE_GENTLY
 from tf_dsgd.spark import barrier_task, rows_task
 from tf_dsgd.spark.partitions import Partitions, within
@@ -194,10 +194,19 @@ def _launched(command: Sequence[str], path: str) -> int:
     launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, process_group=0)
     try:
         return launcher.wait()
-    except KeyboardInterrupt:
-        launcher.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(INTERRUPT_SECONDS + 2 * STOP_SECONDS)
+    except BaseException as error:  # or of a handler of SIGTERM, SystemExit
+        interrupted = isinstance(error, KeyboardInterrupt)
+        launcher.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
+        told = time.monotonic()
+        until = told + INTERRUPT_SECONDS + 2 * STOP_SECONDS
+        while launcher.poll() is None and time.monotonic() < until:
+            try:
+                launcher.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                break
+            except KeyboardInterrupt:
+                if time.monotonic() - told > AGAIN_SECONDS:
+                    break
         raise
     finally:
         if launcher.poll() is None:

@@ -21,12 +21,17 @@ from tf_dsgd.membership.liveness import Liveness
 from tf_dsgd.membership.peer import Peer, PeerState
 from tf_dsgd.transport import channels, cluster_spec, names, opening, probing
 from tf_dsgd.transport.aside import Aside
+from tf_dsgd.transport.asked import Asked
 from tf_dsgd.transport.waiting import wait_for_tasks
 
+_UNANSWERED = (
+    *(tf.errors.UnavailableError, tf.errors.DeadlineExceededError),
+    *(tf.errors.AbortedError, tf.errors.CancelledError),
+)
 _HOST = f"/job:{opening.CHIEF}/replica:0/task:0/device:CPU:0"
 
 
-class Connection:
+class Connection(Asked):
     """The devices of a cluster, and who of its workers is there.
 
     Made by `connect`. TensorFlow's own connecting blocks while a task is absent, so only tasks
@@ -44,11 +49,9 @@ class Connection:
         timeout_seconds: float,
         silent_seconds: float,
     ):
-        self.tasks = cluster
+        super().__init__(cluster, Liveness(silent_seconds))
         self._silent = silent_seconds
         self.shards_on_workers = not (cluster.ps or cluster.between_workers)
-        self.liveness = Liveness(silent_seconds)
-        """The verdict on who answers."""
         self.host_device = _HOST
         if cluster.chief is not None:
             cluster_spec.check_port(cluster)
@@ -58,11 +61,6 @@ class Connection:
         here = wait_for_tasks(cluster, timeout_seconds)
         self.changes = 0
         """How often TensorFlow was told of other tasks: each time it keeps some threads."""
-        self.groups = [
-            Group([Peer(index, cluster.workers[index]) for index in indices])
-            for indices in cluster.groups
-        ]
-        """What TensorFlow knows of each worker."""
         for group in self.groups:
             if here.issuperset(peer.index for peer in group.peers):
                 group.enter()
@@ -127,82 +125,6 @@ class Connection:
 
     # -- who is there -----------------------------------------------------------------------
 
-    def worker_name(self, m: int) -> str:
-        """Worker number m in words."""
-        return " and ".join(self.tasks.name("worker", p.index) for p in self.groups[m].peers)
-
-    def worker_listens(self, m: int) -> bool:
-        """Whether all of worker number m can be reached."""
-        return all(map(self._listens, self.groups[m].addresses))
-
-    def answering(self, workers: Iterable[int]) -> set[int]:
-        """Those of the workers all of whose processes answer; all are asked at the same time."""
-        asked = {m: set(self.groups[m].addresses) for m in workers}
-        addresses = set().union(*asked.values()) - self.liveness.silent
-        there = addresses - probing.not_answering(addresses, deadlines.GLANCE_SECONDS)
-        return {m for m, own in asked.items() if own <= there}
-
-    def worker_has_ended(self, m: int) -> bool:
-        """Whether a process of worker number m has ended, or counts as silent.
-
-        One that is out of reach for less than it may be silent has not.
-        """
-        return bool(self._ended(self.groups[m].addresses))
-
-    def _ended(self, addresses: Iterable[str]) -> set[str]:
-        silent = set(self.liveness.silent.intersection(addresses))
-        return silent | probing.refusing({*addresses} - silent, deadlines.GLANCE_SECONDS)
-
-    def worker_is_silent(self, m: int) -> bool:
-        """Whether the verdict on a process of worker number m is that it does not answer."""
-        return any(map(self.liveness.is_silent, self.groups[m].addresses))
-
-    @property
-    def peers(self) -> list[Peer]:
-        """The processes of all workers."""
-        return [peer for group in self.groups for peer in group.peers]
-
-    def _listens(self, address: str) -> bool:
-        if self.liveness.is_silent(address):
-            return False
-        return probing.reachable(address, deadlines.PROBE_SECONDS)
-
-    def addresses(self) -> list[str]:
-        """Of all workers and ps tasks."""
-        return [*self.tasks.workers.values(), *self.tasks.ps.values()]
-
-    def name_at(self, address: str) -> str:
-        """The worker or ps at an address, in words."""
-        return self.tasks.name_at(address)
-
-    def has_shard(self, address: str) -> bool:
-        """Whether the task there holds a part of the model."""
-        return any(self.tasks.jobs[job][index] == address for job, index in self.tasks.of_shards)
-
-    def silent_shards(self) -> list[str]:
-        """The tasks with shards, in words, that cannot be reached."""
-        shards = set(self._shards())
-        silent = self.liveness.silent & shards
-        silent |= probing.not_reachable(shards - silent, deadlines.PROBE_SECONDS)
-        return [name for address, name in self._shards().items() if address in silent]
-
-    def ended_shards(self) -> list[str]:
-        """The tasks with shards, in words, that have ended, or count as silent.
-
-        One that is out of reach for less than it may be silent is neither.
-        """
-        ended = self._ended(self._shards())
-        return [name for address, name in self._shards().items() if address in ended]
-
-    def _shards(self) -> dict[str, str]:
-        """Of the tasks with shards the addresses, and what they are called."""
-        return {self.tasks.jobs[j][i]: self.tasks.name(j, i) for j, i in self.tasks.of_shards}
-
-    def unanswering_shards(self, seconds: float) -> list[str]:
-        """The tasks with shards, in words, that do not answer within that time."""
-        shards = self._shards()
-        return [shards[address] for address in probing.not_answering(shards, seconds)]
-
     def call(self, m: int, action: Callable[[], Any]) -> Any:
         """What `action` gives, which calls worker number m for a thread that others wait for.
 
@@ -259,7 +181,9 @@ class Connection:
 
     def present(self) -> list[bool]:
         """Which workers are there now; those that came, or came back, join."""
-        return [self._is_present(m) for m in range(len(self.groups))]
+        workers = range(len(self.groups))
+        there = self.reached(workers)
+        return [m in there and self._is_present(m) for m in workers]
 
     def _is_present(self, m: int) -> bool:
         if not self.worker_listens(m):
@@ -321,6 +245,7 @@ class Connection:
         same = [peer for peer in group.known if self._is_the_same(peer)]
         for other in absent:
             other.forget()  # also if the rest fails
+            self.liveness.asks_no_more(other.address)
         if same and (not group.is_member or len(same) < len(group.peers)):
             # TensorFlow keeps what it knows of a process, and does not tell it again of functions
             # that it was told of while it did not answer, or that were lost with its connection
@@ -389,7 +314,8 @@ class Connection:
                     with tf.device(_device(job, index)):
                         self._answer()
                 except tf.errors.OpError as error:  # whoever needs it will tell
-                    answered = says_no_context(error)  # another process is there
+                    # Another process is there, or one that has other errors than of a connection.
+                    answered = says_no_context(error) or not isinstance(error, _UNANSWERED)
                     self._executor.clear_error()
                 finally:
                     self.liveness.called(answered)

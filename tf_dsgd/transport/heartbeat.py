@@ -12,6 +12,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from absl import logging
+
 
 class Heartbeat(threading.Thread):
     """Calls something again and again.
@@ -35,8 +37,15 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         """Asks until nobody wants to know."""
         seconds: float | None = self._seconds
+        said: set[type] = set()
         while seconds is not None and not self._ended.wait(seconds):
             try:
                 seconds = self._probe()
-            except OSError:  # no file is left to ask with, or nobody to tell: there may be again
+            except (OSError, RuntimeError) as error:
+                # No room for a file or a thread: there may be again, and tasks may stop meanwhile.
+                if type(error) not in said:
+                    said.add(type(error))
+                    logging.warning(
+                        "tf_dsgd: tasks could not be asked whether they are there: %s", error
+                    )
                 seconds = self._seconds

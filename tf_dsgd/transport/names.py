@@ -1,11 +1,13 @@
 """Where a host's name leads: all of its places, and the last known while nobody tells them.
 
 Connections live on when a name service is away for a moment, as it is where it is started anew. So
-a name that cannot be looked up is still that of its last places.
+a name that cannot be looked up is still that of its last places, and nobody who asks for a task
+waits for the name service: a name is looked up again aside.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 import time
@@ -15,10 +17,27 @@ from tf_dsgd.transport import sockets
 
 _FRESH_SECONDS = 10.0
 """For so long a name is not looked up again: each task is asked every two seconds."""
+_FAILED_SECONDS = 1.0
+"""The same, of one that nobody has told yet."""
+_GONE = {getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA")}
+"""What a name service says of a name that there is not."""
+
+
+@dataclasses.dataclass
+class _Name:
+    """What is known of "host:port"."""
+
+    places: list[Any] = dataclasses.field(default_factory=list)
+    until: float = 0.0
+    """When it is to be looked up again."""
+    is_asked: bool = False
+    """Whether it is being looked up, aside."""
+    ever: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+    """(IP address, port) of all places that it has had."""
+
 
 _writing = threading.Lock()
-_known: dict[str, tuple[float, list[Any]]] = {}
-_ever: dict[str, set[tuple[str, int]]] = {}
+_known: dict[str, _Name] = {}
 
 
 def look_up(host: str, port: int | None = None) -> list[Any]:
@@ -35,31 +54,51 @@ def look_up(host: str, port: int | None = None) -> list[Any]:
 
 def places(address: str) -> list[Any]:
     """The places of "host:port", as `look_up` gives them; none if it never had any."""
-    now = time.monotonic()
     with _writing:
-        asked, found = _known.get(address, (-_FRESH_SECONDS, []))
-    if now - asked < _FRESH_SECONDS:
-        return found
+        known = _known.setdefault(address, _Name())
+        if time.monotonic() < known.until or known.is_asked:
+            return known.places
+        known.is_asked = True
+        aside = bool(known.places)
+    if not aside:
+        _renew(address, known)
+    else:
+        try:
+            threading.Thread(target=_renew, args=(address, known), daemon=True).start()
+        except RuntimeError:  # no room for a thread: another time
+            known.is_asked = False
+    return known.places
+
+
+def _renew(address: str, known: _Name) -> None:
     host, port = address.rsplit(":", 1)
+    found: list[Any] | None = None
     try:
         found = look_up(host, int(port))
-    except OSError:
-        if not found:
-            return []  # it may have one in a moment
-    with _writing:
-        _known[address] = now, found
-        ever = _ever.setdefault(address, set())
-        ever.update(place for entry in found if (place := sockets.place(entry[4])) is not None)
-    return found
+    except OSError as error:
+        if error.errno in _GONE:
+            found = []
+    finally:
+        with _writing:
+            known.is_asked = False
+            known.places = known.places if found is None else found
+            seconds = _FRESH_SECONDS if known.places else _FAILED_SECONDS
+            known.until = time.monotonic() + seconds
+            known.ever |= _where(known.places)
 
 
-def ever(address: str) -> set[tuple[str, int]]:
-    """(IP address, port) of all places that "host:port" has had."""
-    places(address)
-    with _writing:
-        return set(_ever.get(address, ()))
+def _where(places: list[Any]) -> set[tuple[str, int]]:
+    found = (sockets.place(entry[4]) for entry in places)
+    return {place for place in found if place is not None}
 
 
 def close_connections(address: str) -> int:
-    """Closes this process's connections to "host:port", also to places that it had before."""
-    return sockets.close_all(ever(address))
+    """Closes this process's connections to "host:port"; gives their number.
+
+    Also those to places that it had before, unless they are another task's now.
+    """
+    own = _where(places(address))
+    with _writing:
+        others = [name.places for other, name in _known.items() if other != address]
+        before = set(_known[address].ever)
+    return sockets.close_all(own | before.difference(*map(_where, others)))

@@ -57,20 +57,30 @@ def connect(tasks: Tasks, workers: Set[int], seconds: float, silent_seconds: flo
 def _own_place(tasks: Tasks) -> str | None:
     """An address and a free port of this process, where others reach a chief without a name.
 
-    None where all tasks are reached by this machine's loopback, as TensorFlow does it then.
+    It is that from which a task of another machine was reached, or else one of this machine. None
+    where all tasks are on its loopback, as TensorFlow does it then.
     """
+    here: str | None = None
     for address in (*tasks.ps.values(), *tasks.workers.values()):
         for family, *_, place in names.places(address):
-            if ipaddress.ip_address(place[0].split("%")[0]).is_loopback:
+            its = ipaddress.ip_address(place[0].split("%")[0])
+            if its.is_loopback or its.is_link_local:
                 continue
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as way:
-                way.connect(place)  # sends nothing, but finds the interface
-                host = way.getsockname()[0]
-                with socket.socket(family, socket.SOCK_STREAM) as free:
-                    free.bind(("", 0))
-                    port = free.getsockname()[1]
-                return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return None
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as way:
+                way.settimeout(deadlines.PROBE_SECONDS)
+                way.connect(place)
+                own = way.getsockname()[0]
+                if own != place[0]:
+                    return _with_a_free_port(family, own)
+                here = here or _with_a_free_port(family, own)
+    return here
+
+
+def _with_a_free_port(family: int, host: str) -> str:
+    with socket.socket(family, socket.SOCK_STREAM) as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _filters(tasks: Tasks) -> tf.config.experimental.ClusterDeviceFilters:

@@ -20,8 +20,7 @@ def reachable(address: str, seconds: float) -> bool:
 
 def not_reachable(addresses: Iterable[str], seconds: float) -> set[str]:
     """Those of the addresses at which nothing accepts TCP connections; asked at the same time."""
-    asked = set(addresses)
-    return asked - _Asked(asked, seconds, connects=True).found
+    return _Asked(addresses, seconds, connects=True).missing
 
 
 def refusing(addresses: Iterable[str], seconds: float) -> set[str]:
@@ -53,12 +52,22 @@ def not_answering(addresses: Iterable[str], seconds: float) -> set[str]:
     All are asked at the same time, so that one from which nothing comes back, as where a host was
     cut off, takes nothing from the time of the others.
     """
-    asked = set(addresses)
-    return asked - _Asked(asked, seconds).found
+    return _Asked(addresses, seconds).missing
+
+
+_MOST_AT_ONCE = 100
+"""Addresses that are asked at the same time: each takes a file or two."""
+_LOCAL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""Errors that say that this process could not ask, and nothing of the other side."""
+
+_reached: set[tuple[str, Any]] = set()
+"""Addresses with those of their places that have taken a connection."""
 
 
 class _Asked:
     """What is at addresses, all asked at the same time, and all places of a name.
+
+    Of one that could not be asked, as no file was left for that, nothing is said.
 
     Args:
         addresses: them.
@@ -67,14 +76,22 @@ class _Asked:
     """
 
     def __init__(self, addresses: Iterable[str], seconds: float, connects: bool = False):
-        self.found: set[str] = set()
-        """Addresses at one of whose places somebody answers."""
+        self.missing: set[str] = set()
+        """Addresses at none of whose places somebody answers."""
         self.refused: set[str] = set()
-        """Those of which all places that can be reached say that nobody listens."""
+        """Those of which all places say that nobody listens; or all that ever listened."""
+        left = list(set(addresses))
+        while left:
+            with contextlib.suppress(OSError):  # no file is left to ask with
+                self._ask(left[:_MOST_AT_ONCE], seconds, connects)
+            del left[:_MOST_AT_ONCE]
+
+    def _ask(self, addresses: list[str], seconds: float, connects: bool) -> None:
+        found: set[str] = set()
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
             questions = {
                 address: [_Question(place, connects, selector) for place in names.places(address)]
-                for address in set(addresses)
+                for address in addresses
             }
             deadline = time.monotonic() + seconds  # once names are resolved
             of = {each: address for address, asked in questions.items() for each in asked}
@@ -88,11 +105,16 @@ class _Asked:
                 for key, _ in ready:
                     address = of[key.data]
                     if key.data.is_open and key.data.go_on():
-                        self.found.add(address)
+                        found.add(address)
                         for other in questions[address]:
                             other.end()
             for address, asked in questions.items():
-                if any(q.is_refused for q in asked) and all(q.has_failed for q in asked):
+                _reached.update((address, q.place) for q in asked if q.is_connected)
+                if address in found or any(q.was_not_asked for q in asked):
+                    continue
+                self.missing.add(address)
+                listened = [q for q in asked if (address, q.place) in _reached] or asked
+                if listened and all(q.is_refused for q in listened):
                     self.refused.add(address)
 
 
@@ -100,14 +122,13 @@ class _Question:
     """Whether somebody answers at one place, asked without waiting for anything."""
 
     def __init__(self, place: Any, connects: bool, selector: selectors.BaseSelector):
+        self.is_connected = False
         self.is_refused = False
-        self.has_failed = False
-        """Whether no connection is made, for that reason or another."""
-        self._family, self._kind, self._protocol, _, self._place = place
+        self.was_not_asked = False
+        self._family, self._kind, self._protocol, _, self.place = place
         self._connects = connects
         self._selector = selector
         self._socket: socket.socket | None = None
-        self._is_connected = False
         self._heard = b""
 
     @property
@@ -121,14 +142,14 @@ class _Question:
             self._socket = socket.socket(self._family, self._kind, self._protocol)
             self._socket.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                self._socket.connect(self._place)
+                self._socket.connect(self.place)
             self._selector.register(self._socket, selectors.EVENT_WRITE, self)
         except OSError as error:
             self._fails(error)
 
     def _fails(self, error: OSError) -> None:
-        self.has_failed = not self._is_connected
-        self.is_refused = self.has_failed and error.errno == errno.ECONNREFUSED
+        self.is_refused = not self.is_connected and error.errno == errno.ECONNREFUSED
+        self.was_not_asked = error.errno in _LOCAL
         self.end()
 
     def go_on(self) -> bool:
@@ -137,11 +158,11 @@ class _Question:
         if talk is None:
             return False
         try:
-            if not self._is_connected:
+            if not self.is_connected:
                 failed = talk.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if failed:
                     raise OSError(failed, "not connected")
-                self._is_connected = True
+                self.is_connected = True
                 if self._connects:
                     return True
                 talk.sendall(_HTTP2_PREFACE)
