@@ -34,7 +34,6 @@ import recommender
 import runs
 import sandblaster
 import singles
-import spmd_averaging
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
 
@@ -160,24 +159,13 @@ def struck() -> str:
     return f"{runs.heading(record)}\n\n{faults.table(record['runs'])}"
 
 
-def tables_by_rows(place: str, *periods: int) -> str:
-    """All sizes of `recommender.py`, in one process or in several."""
+def tables_by_rows() -> str:
+    """All sizes of `recommender.py --groups local`."""
 
     def table(group: dict) -> str:
-        return recommender.speed_table(place, group["results"], periods)
+        return recommender.speed_table("local", group["results"], ())
 
-    return groups([f"recommender_{place}"], table)
-
-
-def equal_processes() -> str:
-    """Both groups of `spmd_averaging.py`."""
-    record = published("spmd_averaging")
-    shown = (spmd_averaging.throughput_table, spmd_averaging.large_table)
-    parts = [
-        f"{group['title']}:\n\n{table(group['results'])}"
-        for group, table in zip(record["groups"], shown, strict=True)
-    ]
-    return "\n\n".join([runs.heading(record), *parts])
+    return groups(["recommender_local"], table)
 
 
 def first_fits() -> str:
@@ -240,9 +228,7 @@ BLOCKS = {
     "accounts": account,
     "batch methods": batch_methods,
     "faults": struck,
-    "recommender, one process": functools.partial(tables_by_rows, "local"),
-    "recommender, processes": functools.partial(tables_by_rows, "cluster"),
-    "equal processes": equal_processes,
+    "recommender, one process": tables_by_rows,
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": first_fits,
