@@ -179,6 +179,16 @@ class Optimizers:
         return iter(self._known)
 
     @contextlib.contextmanager
+    def noted(self) -> Iterator[list[keras.optimizers.Optimizer]]:
+        """Within, each optimizer that is applied joins the list that is given."""
+        applied: list[keras.optimizers.Optimizer] = []
+        with contextlib.ExitStack() as stack:
+            for optimizer in list(self._known):
+                note = functools.partial(_apply_noted, optimizer, optimizer.apply, applied)
+                stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+            yield applied
+
+    @contextlib.contextmanager
     def captured(self, clip: bool, in_parts: bool) -> Iterator[list[Application]]:
         """Within, `optimizer.apply` adds to the list that is given, and changes nothing.
 
@@ -216,6 +226,14 @@ class Optimizers:
                 )
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", apply))
             yield applications
+
+
+def _apply_noted(
+    optimizer: Any, plain: Callable[..., None], applied: list[Any], *args: Any, **kwargs: Any
+) -> None:
+    """What `optimizer.apply` is within `noted`; `plain` is what it is by itself."""
+    applied.append(optimizer)
+    plain(*args, **kwargs)
 
 
 def _apply_divided(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf, checks
 from tf_dsgd._requirements import installed
-from tf_dsgd.algorithm import Algorithm, Codec
+from tf_dsgd.algorithm import Algorithm, Codec, Message
 from tf_dsgd.algorithms.downpour import CompiledOptimizer
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.compression import TopK
@@ -161,6 +161,35 @@ def check_changes(
             f"{setters[0]} sets them, wherever they are: it would ask for that part again at each "
             "step. Leave it out; or use tf_dsgd.compression.QSGD or Cast, which hold nothing back, "
             "or tf_dsgd.DownpourStrategy with its default local_rule, whose workers send gradients."
+        )
+
+
+def check_delay_is_known(optimizer: Any, message: Message | None) -> None:
+    """Whether an optimizer that corrects for delays is told which message it applies."""
+    if not isinstance(optimizer, DelayTolerantOptimizer):
+        return
+    name = type(optimizer).__name__
+    if message is None:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and this "
+            "algorithm applies several messages at once, or does not say which one it applies. Use "
+            "tf_dsgd.DownpourStrategy, or another optimizer."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and "
+            "gradient_accumulation_steps would add up those of several workers. Use push_every, "
+            "which adds up one worker's. Received: gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}."
+        )
+
+
+def check_empty(application: Application, shard: int) -> None:
+    """Whether an optimizer can have a shard that holds nothing of what it trains."""
+    if application.inner is not application.optimizer:
+        raise ValueError(
+            f"Shard {shard} holds no variable that {application.optimizer.name!r} trains, so that "
+            "its loss scale would not adapt there. Use fewer ps tasks for a model this small."
         )
 
 
