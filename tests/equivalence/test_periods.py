@@ -1,7 +1,9 @@
 """One worker, periods above 1: closed forms that hold whatever the engine."""
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import optimizers
 
 import tf_dsgd
@@ -28,6 +30,55 @@ def test_sgd_is_plain_sgd_at_any_period(period, engine):
     pushes = twin.EPOCHS * -(-twin.STEPS // twin.EPOCHS // period)
     assert strategy.updates == int(model.optimizer.iterations) == pushes
     assert strategy.steps == twin.STEPS
+
+
+OPTIONS = {
+    "loss_scale_factor": {"loss_scale_factor": 64.0},
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("periods", [(1, 3), (3, 1), (3, 3)], ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_sgd_at_any_period(name, periods):
+    """Of a local step, too: a scaled or unclipped one is far off at the next gradient.
+
+    Where a worker fetches before it sends, the gradients of a message are all of the same weights.
+    """
+    push_every, fetch_every = periods
+    strategy = tf_dsgd.DownpourStrategy(
+        helpers.workers(1), push_every=push_every, fetch_every=fetch_every
+    )
+    make, (x, y) = twin.mlp(lambda: optimizers.SGD(0.05, **OPTIONS[name])), twin.data()
+    with strategy.scope():
+        model, _, _ = twin.fit(make, x, y)
+    if fetch_every == 1:
+        want = sums_of_clipped(push_every, OPTIONS[name].get("clipnorm"))
+    else:
+        want = twin.state(twin.fit(make, x, y)[0].weights)
+    helpers.assert_close(twin.state(model.weights), want, 2e-6)
+
+
+def sums_of_clipped(push_every, clipnorm, rate=0.05):
+    """A tape's gradients at weights that move by `push_every` clipped ones at once."""
+    x, y = twin.data()
+    keras.utils.set_random_seed(7)
+    model = twin.mlp(lambda: optimizers.SGD(rate))()
+    batches = range(0, twin.EXAMPLES, twin.BATCH)
+    for _ in range(twin.EPOCHS):
+        for first in range(0, len(batches), push_every):
+            moves = [0.0] * len(model.trainable_variables)
+            for begin in batches[first : first + push_every]:
+                batch = slice(begin, begin + twin.BATCH)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x[batch]) - y[batch]) ** 2)
+                gradients = tape.gradient(loss, model.trainable_variables)
+                if clipnorm is not None:
+                    gradients = [tf.clip_by_norm(g, clipnorm) for g in gradients]
+                moves = [m - rate * g for m, g in zip(moves, gradients, strict=True)]
+            for variable, move in zip(model.trainable_variables, moves, strict=True):
+                variable.assign_add(move)
+    return twin.state(model.weights)
 
 
 @pytest.mark.few(1)

@@ -8,6 +8,7 @@ note of its arguments instead. Two things happen on the worker:
 - gradients under `LossScaleOptimizer` are divided by the scale the worker used, since the shard's
   may have changed until they arrive; the shard multiplies them by its own, and the optimizer
   tests, skips and adapts as ever;
+- gradients of a loss that an optimizer's `loss_scale_factor` has multiplied are divided by it;
 - gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
   a message, or, for `global_clipnorm`, when a message goes to several shards, none of which knows
   the norm of the whole; the shard then does not clip again. Under gradient accumulation Keras
@@ -47,6 +48,8 @@ class Application:
     variables: list[Any]
     """As the user's step passed them: Keras variables, or the optimizer's own list."""
     gradients: list[Gradient]
+    unscaled: bool = False
+    """Whether gradients are divided by the optimizer's `loss_scale_factor`."""
     clipped: bool = False
     counts: bool = True
     """Whether it is an update in `optimizer.iterations`."""
@@ -81,8 +84,8 @@ class Application:
             scale = self.optimizer.dynamic_scale.value
             gradients = [scaled(g, scale) for g in gradients]
         with contextlib.ExitStack() as stack:
-            if self.clipped:
-                stack.enter_context(_no_clipping(self.inner))
+            done = _CLIPPING * self.clipped + ("loss_scale_factor",) * self.unscaled
+            stack.enter_context(_without(self.inner, done))
             stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
             stack.enter_context(by_rows(self.inner, lazy, side_by_side))
             stack.enter_context(_tf.counted_natively(self.inner, self.counts))
@@ -139,9 +142,10 @@ def _each_row_once(gradient: Gradient) -> Gradient:
 
 
 @contextlib.contextmanager
-def _no_clipping(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    before = {name: getattr(optimizer, name) for name in _CLIPPING}
-    for name in _CLIPPING:
+def _without(optimizer: keras.optimizers.Optimizer, options: Sequence[str]) -> Iterator[None]:
+    """Within, the optimizer does not do what the worker has done already."""
+    before = {name: getattr(optimizer, name) for name in options}
+    for name in options:
         setattr(optimizer, name, None)
     try:
         yield
@@ -306,6 +310,13 @@ def _noted(
         application.gradients = [_over(g, scale) for g in application.gradients]
         if in_parts:
             application.gradients = _all_or_none(application.gradients)
+    if inner.loss_scale_factor is not None:
+        application.gradients = [
+            # Keras takes such a gradient for the value itself, and does not divide it.
+            g if getattr(v, "overwrite_with_gradient", False) else _over(g, inner.loss_scale_factor)
+            for g, v in zip(application.gradients, application.variables, strict=True)
+        ]
+        application.unscaled = True
     if in_parts and inner.gradient_accumulation_steps and inner.global_clipnorm is not None:
         raise ValueError(
             "global_clipnorm together with gradient_accumulation_steps is not possible with more "
