@@ -10,9 +10,10 @@ note of its arguments instead. Two things happen on the worker:
   tests, skips and adapts as ever;
 - gradients of a loss that an optimizer's `loss_scale_factor` has multiplied are divided by it;
 - gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
-  a message, or, for `global_clipnorm`, when a message goes to several shards, none of which knows
-  the norm of the whole; the shard then does not clip again. Under gradient accumulation Keras
-  clips what was accumulated, and so does the shard.
+  a message, or a worker steps on its copy, or, for `global_clipnorm`, when a message goes to
+  several shards, none of which knows the norm of the whole; the shard then does not clip again.
+  Under gradient accumulation Keras clips what was accumulated, and so does the shard; for a
+  worker's local step each is clipped.
 
 Where workers run the compiled optimizer, they do so on what they have copies of. Of tables that
 are split by rows they have none: there `apply` is divided, and the shards run the tables' part.
@@ -63,6 +64,10 @@ class Application:
     def inner(self) -> keras.optimizers.Optimizer:
         """The optimizer that makes the step."""
         return getattr(self.optimizer, "inner_optimizer", self.optimizer)
+
+    def clipped_locally(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Gradients for a local step, which are clipped also where the shard does it later."""
+        return list(gradients) if self.clipped else _clipped(self.inner, gradients)
 
     def apply(
         self,
@@ -118,7 +123,7 @@ def _split(application: Application) -> Application:
 
 
 def _all_or_none(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients, or all NaN if one is not finite: every shard must come to one decision."""
+    """The gradients, or all NaN if one is not finite: whoever has some must know of all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
     factor = tf.where(finite, 1.0, float("nan"))
@@ -139,6 +144,15 @@ def _each_row_once(gradient: Gradient) -> Gradient:
     compiled = trace is not None and trace.compiled
     sparse = isinstance(gradient, tf.IndexedSlices) and not compiled
     return merged_rows(gradient) if sparse else gradient
+
+
+def _clipped(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[Gradient]
+) -> list[Gradient]:
+    """As the optimizer was configured to."""
+    if all(getattr(optimizer, name) is None for name in _CLIPPING):
+        return list(gradients)
+    return _tf.clip(optimizer, [_each_row_once(g) for g in gradients])
 
 
 @contextlib.contextmanager
@@ -308,7 +322,7 @@ def _noted(
     if inner is not optimizer:
         scale = optimizer.dynamic_scale.value
         application.gradients = [_over(g, scale) for g in application.gradients]
-        if in_parts:
+        if in_parts or (clip and inner.clipvalue is not None):  # which makes infinity finite
             application.gradients = _all_or_none(application.gradients)
     if inner.loss_scale_factor is not None:
         application.gradients = [
@@ -329,8 +343,6 @@ def _noted(
         check_split(inner, variable, lazy)
     clip = clip or bool(tables) or (in_parts and inner.global_clipnorm is not None)
     if clip and not inner.gradient_accumulation_steps:
-        if any(getattr(inner, name) is not None for name in _CLIPPING):
-            application.gradients = [_each_row_once(g) for g in application.gradients]
-            application.gradients = _tf.clip(inner, application.gradients)
-            application.clipped = True
+        application.gradients = _clipped(inner, application.gradients)
+        application.clipped = True
     return _split(application)

@@ -75,7 +75,9 @@ class TracedStep:
         self.packing = Packing(element_spec)
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
-        self._clip = algorithm.exchange.push_every > 1
+        exchange = algorithm.exchange
+        # Of a message with several each gradient, and what a local step makes use of.
+        self._clip = exchange.push_every > 1 or exchange.fetch_every > 1
         if isinstance(algorithm.server, AddInPlace):  # before tables, which name another remedy
             check_side_by_side(optimizers)
         parts = steps.distribute_strategy.placement.parts
@@ -314,6 +316,7 @@ class TracedStep:
         """Clipped, and zero where float16 overflowed, so that a local copy stays finite."""
         result: list[Gradient] = []
         for application, part, _ in self._parts(gradients):
+            part = application.clipped_locally(part)
             if application.inner is not application.optimizer:
                 values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in part]
                 finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
