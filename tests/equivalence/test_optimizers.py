@@ -56,6 +56,12 @@ OPTIONS = {
     ),
     "loss_scale_constant": scaled(OPTIMIZERS["adam"], initial_scale=64.0),
     "loss_scale_grows": scaled(OPTIMIZERS["momentum"], initial_scale=4.0, dynamic_growth_steps=3),
+    "multi": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=4),
+            {".*/kernel": optimizers.Adam(schedule(), clipnorm=0.1)},
+        )
+    ),
     "all_at_once": lambda: optimizers.AdamW(
         optimizers.schedules.ExponentialDecay(0.05, 4, 0.5),
         weight_decay=0.05,

@@ -15,6 +15,9 @@ note of its arguments instead. Two things happen on the worker:
   Under gradient accumulation Keras clips what was accumulated, and so does the shard; for a
   worker's local step each is clipped.
 
+A `MultiOptimizer` gives each variable to one of several optimizers, by a call of that one's
+`apply`: that is what is taken note of, and with the first of them the whole is counted.
+
 Where workers run the compiled optimizer, they do so on what they have copies of. Of tables that
 are split by rows they have none: there `apply` is divided, and the shards run the tables' part.
 """
@@ -54,6 +57,10 @@ class Application:
     clipped: bool = False
     counts: bool = True
     """Whether it is an update in `optimizer.iterations`."""
+    whole: keras.optimizers.MultiOptimizer | None = None
+    """What gave these variables to the optimizer, and counts an update by this one of its parts."""
+    continues: bool = False
+    """Whether it is another part of what the application before is a part of."""
     weights: list[Any] = dataclasses.field(default_factory=list)
     """The strategy's variables behind them, or, of a table that is split, its parts."""
 
@@ -95,6 +102,13 @@ class Application:
             stack.enter_context(by_rows(self.inner, lazy, side_by_side))
             stack.enter_context(_tf.counted_natively(self.inner, self.counts))
             self.optimizer.apply(gradients, list(variables))
+        self.count_whole(shard)
+
+    def count_whole(self, shard: int) -> None:
+        """Traces that a shard counts an update of the optimizer that this one is a part of."""
+        if self.whole is not None:
+            counter = _tf.iterations_variable(self.whole).on_shard(shard)
+            counter.assign_add(1, read_value=False)
 
 
 def _behind(variable: Any) -> Any:
@@ -190,8 +204,10 @@ class Optimizers:
             self._known.add(creator)
 
     def __contains__(self, optimizer: object) -> bool:
-        inner = getattr(optimizer, "inner_optimizer", None)  # whose loss another one scales
-        return optimizer in self._known and (inner is None or inner in self._known)
+        # Whose loss another one scales.
+        inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
+        parts = inner.optimizers if is_multi(inner) else []
+        return all(each in self._known for each in (optimizer, inner, *parts))
 
     def __iter__(self) -> Iterator[keras.optimizers.Optimizer]:
         return iter(self._known)
@@ -225,6 +241,8 @@ class Optimizers:
                         _noted(_optimizer, grads, trainable_variables, clip, in_parts, self.lazy)
                     )
 
+                if is_multi(optimizer):
+                    note = functools.partial(_noted_parts, optimizer, optimizer.apply, applications)
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
                 if self.objective is not None:
                     stack.enter_context(self.objective.noting(optimizer))
@@ -239,11 +257,43 @@ class Optimizers:
         applications: list[Application] = []
         with contextlib.ExitStack() as stack:
             for optimizer in list(self._known):
+                if is_multi(optimizer):  # Keras has its parts apply
+                    continue
                 apply = functools.partial(
                     _apply_divided, optimizer, optimizer.apply, applications, self.lazy
                 )
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", apply))
             yield applications
+
+
+def is_multi(optimizer: Any) -> bool:
+    """Whether an optimizer is several, each for some of the variables."""
+    return isinstance(optimizer, keras.optimizers.MultiOptimizer)
+
+
+def _noted_parts(
+    optimizer: keras.optimizers.MultiOptimizer,
+    plain: Callable[..., None],
+    applications: list[Application],
+    grads: Any,
+    trainable_variables: Any = None,
+) -> None:
+    """What `apply` of a `MultiOptimizer` is within `captured`: Keras calls that of each part."""
+    outside = [part.name for part in optimizer.optimizers if "apply" not in vars(part)]
+    if outside or not optimizer.optimizers:
+        raise ValueError(
+            f"The optimizers of {optimizer.name} must be made in the strategy's scope, and before "
+            "the first step. Received: "
+            + (f"{outside}." if outside else "a function that makes them as it sees variables.")
+            + " Call optimizer.build(variables) in the scope, or give an OptimizerMap."
+        )
+    first = len(applications)
+    with _tf.counted_natively(optimizer, counts=False):
+        plain(list(grads), trainable_variables)
+    for application in applications[first:]:
+        application.continues = application is not applications[first]
+    if len(applications) > first:
+        applications[first].whole = optimizer
 
 
 def _apply_noted(
@@ -319,6 +369,13 @@ def _noted(
         )
     application = Application(optimizer, [v for _, v in pairs], [g for g, _ in pairs])
     inner = application.inner
+    if is_multi(inner):
+        raise ValueError(
+            f"{type(optimizer).__name__} with {type(inner).__name__} in it skips a step of all "
+            "variables together, and shards apply each of its optimizers by itself. Use the dtype "
+            "policy mixed_bfloat16, which needs no loss scale; one optimizer; or DownpourStrategy("
+            'local_rule="optimizer").'
+        )
     if inner is not optimizer:
         scale = optimizer.dynamic_scale.value
         application.gradients = [_over(g, scale) for g in application.gradients]

@@ -20,7 +20,7 @@ from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.arguments import keeps_beside_tables
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
-from tf_dsgd.strategies.capture import Application, Optimizers
+from tf_dsgd.strategies.capture import Application, Optimizers, is_multi
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
 from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
@@ -205,7 +205,8 @@ def check_side_by_side(
         ValueError: if they can't.
     """
     for optimizer in optimizers:
-        _check_adds(optimizer)
+        if not is_multi(optimizer):  # whose parts are among them
+            _check_adds(optimizer)
     _check_added_to(applications)
 
 
@@ -358,9 +359,10 @@ def check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
 
 def warn_of_order(applications: Sequence[Application]) -> None:
     """Says what several updates of one step become where shards make them."""
-    if len(applications) > 1:
+    times = sum(not application.continues for application in applications)
+    if times > 1:
         warnings.warn(
-            f"The step applies gradients {len(applications)} times. All of them are computed on "
+            f"The step applies gradients {times} times. All of them are computed on "
             "the weights that the worker has at the beginning of the step, and applied together "
             "on the shard. Where one must see the other's update (as in a GAN's step), use "
             "local_rule='optimizer'.",

@@ -365,6 +365,7 @@ class TracedStep:
                 check_empty(application, shard)
                 counter = _tf.iterations_variable(application.inner)
                 counter.on_shard(shard).assign_add(1, read_value=False)
+                application.count_whole(shard)
                 continue
             lazy = self._optimizers.lazy
             if isinstance(scale, float) and scale == 1.0:
