@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import _tf, checks
+from tf_dsgd import _tf, _tf_random, checks
 from tf_dsgd._requirements import installed
 from tf_dsgd.algorithm import Algorithm, Codec, Message
 from tf_dsgd.algorithms.downpour import CompiledOptimizer
@@ -24,7 +24,8 @@ from tf_dsgd.strategies.capture import Application, Optimizers, is_multi
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
 from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
-from tf_dsgd.strategies.variable import ReplicaVariable
+from tf_dsgd.strategies.tracing import Trace
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _EXAMPLES = {"compression": "tf_dsgd.compression.Threshold(0.002)", "gradients_per_update": "2"}
 
@@ -387,19 +388,34 @@ def warn_of_momentum(codec: Codec, optimizers: Iterable[keras.optimizers.Optimiz
             )
 
 
-def check_foreign(graph: Any) -> None:
-    """Refuses writes to variables of nobody's: workers would overwrite each other's."""
-    names = {id(v.handle): v.name for v in graph.variables if not isinstance(v, ReplicaVariable)}
-    for outside, inside in graph.captures:
-        written = any(
-            op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers()
-        )
-        if written and id(outside) in names:
+def check_foreign(graph: Any, trace: Trace, strategy: Any) -> None:
+    """Refuses writes to variables of nobody's, and of another strategy's.
+
+    Workers would overwrite each other's.
+    """
+    names = {id(v.handle): v for v in graph.variables if not isinstance(v, ReplicaVariable)}
+    changed = [
+        names[id(outside)]
+        for outside, inside in graph.captures
+        if id(outside) in names
+        and any(op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers())
+    ]
+    seeds = [v for v in trace.touched.values() if getattr(v, "kind", None) is Kind.SEED]
+    for variable in [*changed, *trace.written.values(), *seeds]:
+        if getattr(variable, "distribute_strategy", None) is strategy:
+            continue
+        if variable is _tf_random.state_without_seed():
             raise ValueError(
-                f"The step changes the variable {names[id(outside)]!r}, which was created outside "
-                "this strategy's scope: a metric or a layer. Create metrics, layers and the "
-                "model inside `with strategy.scope():`."
+                "The step draws random numbers by keras.random without a seed: from a generator "
+                "of Keras's own, which was created outside this strategy's scope. Pass "
+                "seed=keras.random.SeedGenerator(...), created inside `with strategy.scope():`, "
+                "as in a layer's __init__."
             )
+        raise ValueError(
+            f"The step changes the variable {variable.name!r}, which was created outside "
+            "this strategy's scope: of a metric, a layer or a seed generator. Create these and the "
+            "model inside `with strategy.scope():`."
+        )
 
 
 def check_averaged(weights: Sequence[Any], tables: Sequence[Part]) -> None:

@@ -179,7 +179,7 @@ class TracedStep:
             check_compiled(self._model, self.applications)
             check_repeatable(self._model, self._worker.written.values(), self.function.graph)
         self._check_tables()
-        check_foreign(self.function.graph)
+        check_foreign(self.function.graph, self._worker, self._steps.distribute_strategy)
 
     def _applied(self, applications: Sequence[Application]) -> list[keras.optimizers.Optimizer]:
         """The optimizers that the step applies, wherever they run."""
