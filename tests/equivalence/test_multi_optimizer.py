@@ -97,6 +97,19 @@ def test_a_loss_scale_around_it_is_refused():
         model.fit(*twin.data(), verbose=0)
 
 
+def test_a_loss_scale_around_it_is_kerass_where_workers_run_it():
+    keras.config.set_dtype_policy("mixed_float16")
+    strategy = tf_dsgd.DownpourStrategy(helpers.workers(1), local_rule="optimizer")
+    make = twin.mlp(lambda: multi(optimizers.SGD(0.05), optimizers.Adam(0.02)))
+    x, y = twin.data()
+    plain, _, _ = twin.fit(make, x, 100.0 * y)
+    with strategy.scope():
+        model, _, _ = twin.fit(make, x, 100.0 * y)
+    scale = float(plain.optimizer.dynamic_scale)
+    assert scale == float(model.optimizer.dynamic_scale) < 2.0**15
+    helpers.assert_close(twin.state(model.weights), twin.state(plain.weights))
+
+
 @pytest.mark.parametrize("built", [False, True])
 def test_parts_that_are_made_by_a_function(built):
     strategy = tf_dsgd.DownpourStrategy(helpers.workers(1))

@@ -415,7 +415,9 @@ class DistributedStrategy(tf.distribute.Strategy):
     def _counter(self, name: str, lent: bool = False) -> ReplicaVariable:
         device = self.cluster.host_device() if lent else self.shard_devices[0]
         zero = _tf.make_variable(tf.zeros([], tf.int64), device=device, name=name)
-        return ReplicaVariable(self, zero, Kind.CONTROL, lent=lent)
+        counter = ReplicaVariable(self, zero, Kind.CONTROL, lent=lent)
+        self.placement.hold(0, counter, size=0, variables=0)
+        return counter
 
     def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
