@@ -17,6 +17,9 @@ STRATEGIES = {
     "averaging": lambda c: tf_dsgd.PeriodicAveragingStrategy(c, average_every=1),
 }
 if not helpers.ON_CLUSTER:
+    STRATEGIES["two_shards"] = lambda c: tf_dsgd.DownpourStrategy(
+        tf_dsgd.SimulatedCluster(1, compute_seconds=1.0, num_shards=2)
+    )
     STRATEGIES["peers"] = lambda c: tf_dsgd.CompressedAsyncStrategy(
         c, compression=tf_dsgd.compression.Cast("float16")
     )
@@ -56,7 +59,7 @@ def assert_same_as_plain(run, strategy, tolerance=1e-6):
     return plain
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_optimizer_of_another_compile_begins_at_its_first_step(name):
     def run():
