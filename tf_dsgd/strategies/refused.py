@@ -412,9 +412,9 @@ def check_foreign(graph: Any, trace: Trace, strategy: Any) -> None:
                 "as in a layer's __init__."
             )
         raise ValueError(
-            f"The step changes the variable {variable.name!r}, which was created outside "
-            "this strategy's scope: of a metric, a layer or a seed generator. Create these and the "
-            "model inside `with strategy.scope():`."
+            f"The step changes the variable {variable.name!r}, which was created outside this "
+            "strategy's scope, by a metric, a layer or a seed generator, or by itself. Create them "
+            "and the model inside `with strategy.scope():`."
         )
 
 
