@@ -269,6 +269,15 @@ def method_replaced(target: Any, name: str, replacement: Callable[..., Any]) -> 
             target.__dict__[name] = before
 
 
+def schedule_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> keras.optimizers.schedules.LearningRateSchedule | None:
+    """An optimizer's learning-rate schedule (`_learning_rate`); None where it has a rate."""
+    schedule = getattr(optimizer, "_learning_rate", None)
+    is_schedule = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+    return schedule if is_schedule else None
+
+
 def follow_steps(optimizer: keras.optimizers.Optimizer, steps: tf.Variable) -> None:
     """Makes an optimizer's learning-rate schedule follow mini-batch steps.
 
@@ -277,8 +286,8 @@ def follow_steps(optimizer: keras.optimizers.Optimizer, steps: tf.Variable) -> N
     slowly. The optimizer object gets its own `_get_current_learning_rate`; its configuration and
     what is saved stay as they were.
     """
-    schedule = getattr(optimizer, "_learning_rate", None)
-    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+    schedule = schedule_of(optimizer)
+    if schedule is not None:
         optimizer.__dict__["_get_current_learning_rate"] = lambda: schedule(steps)
 
 
@@ -288,8 +297,8 @@ def shift_schedules(optimizer: keras.optimizers.Optimizer, offset: tf.Variable) 
     For when `iterations` begins anew, as bias correction then needs, while the schedule goes on.
     See `follow_steps` for how. A step that is traced already keeps what it was traced with.
     """
-    schedule = getattr(optimizer, "_learning_rate", None)
-    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+    schedule = schedule_of(optimizer)
+    if schedule is None:
         return False
     count = optimizer._iterations
     optimizer.__dict__["_get_current_learning_rate"] = lambda: schedule(

@@ -121,6 +121,15 @@ ONE_WORKER = (
         "adam_corrects_its_bias_by_updates[none]",
     ),
     *of(
+        "equivalence/test_schedules",
+        "the_optimizer_of_another_compile_begins_at_its_first_step[downpour]",
+        "two_models_trained_in_turn_have_a_schedule_each",
+    ),
+    *of(
+        "equivalence/test_multi_optimizer",
+        "sgd_of_two_rates_is_plain_keras_at_any_period[clipnorm-(1, 3)]",
+    ),
+    *of(
         "equivalence/test_update_based",
         "one_worker_equals_plain_keras[nesterov-cluster]",
         "one_worker_equals_plain_keras[adamw_clipped-cluster]",

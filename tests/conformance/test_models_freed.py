@@ -76,9 +76,14 @@ CASES = {
         dense,
         lambda: tf_dsgd.optimizers.DelayCompensatedSGD(0.01, lam=0.1),
     ),
+    "schedule": (
+        downpour,
+        dense,
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.01, 4, 0.5)),
+    ),
     "simulated": (simulated, dense, "adam"),
 }
-FAST = ("downpour", "rows")
+FAST = ("downpour", "rows", "schedule")
 
 
 def variables_of_width() -> int:

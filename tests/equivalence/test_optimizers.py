@@ -50,8 +50,18 @@ OPTIONS = {
     "accumulation_over_the_epoch": lambda: optimizers.Adam(0.05, gradient_accumulation_steps=4),
     "schedule_sgd": lambda: optimizers.SGD(schedule()),
     "schedule_adam": lambda: optimizers.Adam(optimizers.schedules.ExponentialDecay(0.05, 4, 0.5)),
+    "loss_scale_factor": lambda: optimizers.SGD(0.1, momentum=0.9, loss_scale_factor=64.0),
+    "loss_scale_factor_clipped": lambda: optimizers.Adam(
+        0.05, loss_scale_factor=64.0, global_clipnorm=0.1
+    ),
     "loss_scale_constant": scaled(OPTIMIZERS["adam"], initial_scale=64.0),
     "loss_scale_grows": scaled(OPTIMIZERS["momentum"], initial_scale=4.0, dynamic_growth_steps=3),
+    "multi": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_overwrite_frequency=4),
+            {".*/kernel": optimizers.Adam(schedule(), clipnorm=0.1)},
+        )
+    ),
     "all_at_once": lambda: optimizers.AdamW(
         optimizers.schedules.ExponentialDecay(0.05, 4, 0.5),
         weight_decay=0.05,

@@ -321,6 +321,18 @@ def test_calls_do_not_see_each_other_and_share_a_trace():
     assert again.staleness == [None, None, 0, 1, None]
 
 
+def test_a_schedule_begins_anew_with_each_call():
+    """A rate of 1 at mini-batches 0 to 2, then 0: of three messages of two, two move the weight."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([2], [1.0, 0.0])
+    ones = [np.ones(SHAPE, "float32")]
+    events = [(0, "fetch"), *[(0, "step", ones), (0, "push", ones), (0, "fetch")] * 3]
+    for _ in range(2):
+        played = tf_dsgd.simulate(
+            downpour(push_every=2, fetch_every=2), keras.optimizers.SGD(rate), [START], events
+        )
+        np.testing.assert_array_equal(played.weights[-1][0], START - 4.0)
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [

@@ -191,6 +191,7 @@ class MailParts:
         def apply(content: Any, staleness: tf.Tensor) -> bool:
             step = self._parts.step
             step.on_shard(0, lambda: step.count_updates(0, content[0][4]))
+            step.count_steps(0, content[0][4])
             return True
 
         def count(header: tf.Tensor) -> tf.Tensor:

@@ -380,6 +380,7 @@ class Parts:
             view.note_rows(decoded)
         for change, each in zip(changes, self._merged_of(shard.index), strict=True):
             each.apply(change, shard)
+        self.step.count_steps(shard.index, steps)
         return changed
 
     def average_statistics(self, shard: int) -> None:

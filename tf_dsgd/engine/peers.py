@@ -66,6 +66,7 @@ class PeerParts:
         self._log.append(self._messages, self._shard.version.read_value() + 1, flat)
         steps = content[0][4]
         self._parts.step.on_shard(0, lambda: self._parts.step.count_updates(0, steps))
+        self._parts.step.count_steps(0, steps)
         return True
 
     @property

@@ -80,6 +80,9 @@ class Step(Protocol):
     def count_updates(self, shard: int, number: Any) -> None:
         """Counts updates that `optimize` did not make."""
 
+    def count_steps(self, shard: int, number: Any) -> None:
+        """Counts mini-batches whose message a shard has applied: schedules go on."""
+
     def on_worker(self, fn: Callable[[], Any]) -> Any:
         """Runs `fn` while variables resolve to a worker's copies."""
 

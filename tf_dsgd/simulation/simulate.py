@@ -307,7 +307,7 @@ class _Bench(DistributedStrategy):
 
     def _resetting(self) -> Any:
         """A function that gives everything its first value, so that a trace serves many calls."""
-        state = [v.primary for v in [*self._adopted, self._steps]]
+        state = [v.primary for v in [*self._adopted, *self._schedules.variables]]
         state += [*self._shards[0].variables, *self._traced.shard_cells]
         state += self.engine.store.variables()
         first = [v.read_value() for v in state]

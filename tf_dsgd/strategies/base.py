@@ -43,6 +43,7 @@ from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.refused import check_arguments, check_dataset, check_step
 from tf_dsgd.strategies.rows.tables import SplitTable
+from tf_dsgd.strategies.schedules import Schedules
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.stream import make_pull
 from tf_dsgd.strategies.tracing import given_what_is_not_distributed
@@ -88,8 +89,12 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.passes = Passes()
         self._optimizers = Optimizers()
         with self.engine.explained():
-            # What schedules follow: mini-batches, as far back as the weights were trained.
-            self._steps = self._counter("steps")
+            self._schedules = Schedules(
+                self._optimizers,
+                self._counter,
+                self._checkpoint.number_of,
+                lambda: algorithm.steps_per_iteration(self.num_workers),
+            )
             resets = self._counter("resets", self.lends_metrics)
             self._resets = Resets(resets) if cluster.locked_in_graph else None
             self._shards = [
@@ -97,7 +102,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                     s,
                     self.engine.num_workers,
                     device,
-                    self._steps.on_shard(s),
+                    self._schedules.steps.on_shard(s),
                     remote=cluster.locked_in_graph,
                     rule=algorithm.server,
                 )
@@ -353,11 +358,9 @@ class DistributedStrategy(tf.distribute.Strategy):
             with given_what_is_not_distributed() if args or kwargs else contextlib.nullcontext():
                 return super().run(fn, args, kwargs, options)
         check_step(fn, self._optimizers)
-        for optimizer in self._optimizers:
-            _tf.follow_steps(optimizer, self._steps)
-        outputs = super().run(fn, args, kwargs, options)
-        self._steps.assign_add(1)
-        return outputs
+        self._schedules.follow()
+        with self._schedules.counted_here():
+            return super().run(fn, args, kwargs, options)
 
     def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
         """The functions of a step that takes one batch and applies gradients."""
@@ -367,11 +370,11 @@ class DistributedStrategy(tf.distribute.Strategy):
         return traced.program
 
     def _program(self, fn: Any, token: Any, with_batch: Any) -> FitProgram | None:
-        key = (fn, str(token.element_spec))
+        spec = token.element_spec
+        key = (fn, str(spec))
         if tf.executing_eagerly() and key in self._eager_programs:
             return self._eager_programs[key]
-        for optimizer in self._optimizers:
-            _tf.follow_steps(optimizer, self._steps)
+        self._schedules.follow()
         run, written = super().run, _tf_autograph.rewritten(fn)
 
         def call(batch: Any) -> Any:
@@ -381,7 +384,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         with self.engine.tracing():
             model = fn.__self__ if is_train_step(fn) else None
             step = TracedStep(
-                run, call, token.element_spec, self.algorithm, self._optimizers, self._steps, model
+                run, call, spec, self.algorithm, self._optimizers, self._schedules, model
             )
             if not step.weights:
                 return None
@@ -394,7 +397,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
             )
             self.engine.prepare(program)
-            fit_program = FitProgram(program, step, fn, token.element_spec)
+            fit_program = FitProgram(program, step, fn, spec)
         if (held := self.placement.held()) != self._announced:
             self._announced = held
             self.cluster.announce(held, self.placement.parts is not None)
@@ -412,7 +415,9 @@ class DistributedStrategy(tf.distribute.Strategy):
     def _counter(self, name: str, lent: bool = False) -> ReplicaVariable:
         device = self.cluster.host_device() if lent else self.shard_devices[0]
         zero = _tf.make_variable(tf.zeros([], tf.int64), device=device, name=name)
-        return ReplicaVariable(self, zero, Kind.CONTROL, lent=lent)
+        counter = ReplicaVariable(self, zero, Kind.CONTROL, lent=lent)
+        self.placement.hold(0, counter, size=0, variables=0)
+        return counter
 
     def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
         """Makes a variable of the strategy from one just created on a shard."""
@@ -447,15 +452,8 @@ class DistributedStrategy(tf.distribute.Strategy):
                 program.program.forget_rows(variable)
             elif program.program.running.is_of(variable):
                 program.program.running.were_written = True
-        if variable.kind is not Kind.CONTROL:
-            return
-        for optimizer in self._optimizers:
-            if optimizer is self._optimizers.for_shards:
-                continue
-            if _tf.iterations_variable(optimizer) is variable:
-                # Restored from a file: schedules go on from the mini-batch that matches.
-                per_update = self.algorithm.steps_per_iteration(self.num_workers)
-                self._steps.assign(variable.primary * per_update)
+        if variable.kind is Kind.CONTROL:
+            self._schedules.written(variable)
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -474,7 +472,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.settle()
         with self.engine.explained():
             arrays = self._checkpoint.take(self._optimizers.for_shards, held)
-        return {**arrays, **self.batches.state()}
+        return {**arrays, **self.batches.state(), **self._schedules.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Sets the strategy's own state to what `state` gave, with as many workers.
@@ -486,6 +484,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.check(state)
         self._checkpoint.restore(state)
         self.batches.restore(state)
+        self._schedules.restore(state)
         for program in self.batches.programs:
             program.program.forget_rows()
 

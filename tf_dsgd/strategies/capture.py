@@ -8,10 +8,15 @@ note of its arguments instead. Two things happen on the worker:
 - gradients under `LossScaleOptimizer` are divided by the scale the worker used, since the shard's
   may have changed until they arrive; the shard multiplies them by its own, and the optimizer
   tests, skips and adapts as ever;
+- gradients of a loss that an optimizer's `loss_scale_factor` has multiplied are divided by it;
 - gradients are clipped there (each mini-batch's, as the user meant) when more than one goes into
-  a message, or, for `global_clipnorm`, when a message goes to several shards, none of which knows
-  the norm of the whole; the shard then does not clip again. Under gradient accumulation Keras
-  clips what was accumulated, and so does the shard.
+  a message, or a worker steps on its copy, or, for `global_clipnorm`, when a message goes to
+  several shards, none of which knows the norm of the whole; the shard then does not clip again.
+  Under gradient accumulation Keras clips what was accumulated, and so does the shard; for a
+  worker's local step each is clipped.
+
+A `MultiOptimizer` gives each variable to one of several optimizers, by a call of that one's
+`apply`: that is what is taken note of, and with the first of them the whole is counted.
 
 Where workers run the compiled optimizer, they do so on what they have copies of. Of tables that
 are split by rows they have none: there `apply` is divided, and the shards run the tables' part.
@@ -47,9 +52,15 @@ class Application:
     variables: list[Any]
     """As the user's step passed them: Keras variables, or the optimizer's own list."""
     gradients: list[Gradient]
+    unscaled: bool = False
+    """Whether gradients are divided by the optimizer's `loss_scale_factor`."""
     clipped: bool = False
     counts: bool = True
     """Whether it is an update in `optimizer.iterations`."""
+    whole: keras.optimizers.MultiOptimizer | None = None
+    """What gave these variables to the optimizer, and counts an update by this one of its parts."""
+    continues: bool = False
+    """Whether it is another part of what the application before is a part of."""
     weights: list[Any] = dataclasses.field(default_factory=list)
     """The strategy's variables behind them, or, of a table that is split, its parts."""
 
@@ -60,6 +71,10 @@ class Application:
     def inner(self) -> keras.optimizers.Optimizer:
         """The optimizer that makes the step."""
         return getattr(self.optimizer, "inner_optimizer", self.optimizer)
+
+    def clipped_locally(self, gradients: Sequence[Gradient]) -> list[Gradient]:
+        """Gradients for a local step, which are clipped also where the shard does it later."""
+        return list(gradients) if self.clipped else _clipped(self.inner, gradients)
 
     def apply(
         self,
@@ -81,12 +96,19 @@ class Application:
             scale = self.optimizer.dynamic_scale.value
             gradients = [scaled(g, scale) for g in gradients]
         with contextlib.ExitStack() as stack:
-            if self.clipped:
-                stack.enter_context(_no_clipping(self.inner))
+            done = _CLIPPING * self.clipped + ("loss_scale_factor",) * self.unscaled
+            stack.enter_context(_without(self.inner, done))
             stack.enter_context(_tf.restricted(self.inner, lambda v: _behind(v).is_on(shard)))
             stack.enter_context(by_rows(self.inner, lazy, side_by_side))
             stack.enter_context(_tf.counted_natively(self.inner, self.counts))
             self.optimizer.apply(gradients, list(variables))
+        self.count_whole(shard)
+
+    def count_whole(self, shard: int) -> None:
+        """Traces that a shard counts an update of the optimizer that this one is a part of."""
+        if self.whole is not None:
+            counter = _tf.iterations_variable(self.whole).on_shard(shard)
+            counter.assign_add(1, read_value=False)
 
 
 def _behind(variable: Any) -> Any:
@@ -115,7 +137,7 @@ def _split(application: Application) -> Application:
 
 
 def _all_or_none(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The gradients, or all NaN if one is not finite: every shard must come to one decision."""
+    """The gradients, or all NaN if one is not finite: whoever has some must know of all."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
     factor = tf.where(finite, 1.0, float("nan"))
@@ -138,10 +160,20 @@ def _each_row_once(gradient: Gradient) -> Gradient:
     return merged_rows(gradient) if sparse else gradient
 
 
+def _clipped(
+    optimizer: keras.optimizers.Optimizer, gradients: Sequence[Gradient]
+) -> list[Gradient]:
+    """As the optimizer was configured to."""
+    if all(getattr(optimizer, name) is None for name in _CLIPPING):
+        return list(gradients)
+    return _tf.clip(optimizer, [_each_row_once(g) for g in gradients])
+
+
 @contextlib.contextmanager
-def _no_clipping(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    before = {name: getattr(optimizer, name) for name in _CLIPPING}
-    for name in _CLIPPING:
+def _without(optimizer: keras.optimizers.Optimizer, options: Sequence[str]) -> Iterator[None]:
+    """Within, the optimizer does not do what the worker has done already."""
+    before = {name: getattr(optimizer, name) for name in options}
+    for name in options:
         setattr(optimizer, name, None)
     try:
         yield
@@ -172,11 +204,23 @@ class Optimizers:
             self._known.add(creator)
 
     def __contains__(self, optimizer: object) -> bool:
-        inner = getattr(optimizer, "inner_optimizer", None)  # whose loss another one scales
-        return optimizer in self._known and (inner is None or inner in self._known)
+        # Whose loss another one scales.
+        inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
+        parts = inner.optimizers if is_multi(inner) else []
+        return all(each in self._known for each in (optimizer, inner, *parts))
 
     def __iter__(self) -> Iterator[keras.optimizers.Optimizer]:
         return iter(self._known)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[list[keras.optimizers.Optimizer]]:
+        """Within, each optimizer that is applied joins the list that is given."""
+        applied: list[keras.optimizers.Optimizer] = []
+        with contextlib.ExitStack() as stack:
+            for optimizer in list(self._known):
+                note = functools.partial(_apply_noted, optimizer, optimizer.apply, applied)
+                stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
+            yield applied
 
     @contextlib.contextmanager
     def captured(self, clip: bool, in_parts: bool) -> Iterator[list[Application]]:
@@ -197,6 +241,8 @@ class Optimizers:
                         _noted(_optimizer, grads, trainable_variables, clip, in_parts, self.lazy)
                     )
 
+                if is_multi(optimizer):
+                    note = functools.partial(_noted_parts, optimizer, optimizer.apply, applications)
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", note))
                 if self.objective is not None:
                     stack.enter_context(self.objective.noting(optimizer))
@@ -211,11 +257,51 @@ class Optimizers:
         applications: list[Application] = []
         with contextlib.ExitStack() as stack:
             for optimizer in list(self._known):
+                if is_multi(optimizer):  # Keras has its parts apply
+                    continue
                 apply = functools.partial(
                     _apply_divided, optimizer, optimizer.apply, applications, self.lazy
                 )
                 stack.enter_context(_tf.method_replaced(optimizer, "apply", apply))
             yield applications
+
+
+def is_multi(optimizer: Any) -> bool:
+    """Whether an optimizer is several, each for some of the variables."""
+    return isinstance(optimizer, keras.optimizers.MultiOptimizer)
+
+
+def _noted_parts(
+    optimizer: keras.optimizers.MultiOptimizer,
+    plain: Callable[..., None],
+    applications: list[Application],
+    grads: Any,
+    trainable_variables: Any = None,
+) -> None:
+    """What `apply` of a `MultiOptimizer` is within `captured`: Keras calls that of each part."""
+    outside = [part.name for part in optimizer.optimizers if "apply" not in vars(part)]
+    if outside or not optimizer.optimizers:
+        raise ValueError(
+            f"The optimizers of {optimizer.name} must be made in the strategy's scope, and before "
+            "the first step. Received: "
+            + (f"{outside}." if outside else "a function that makes them as it sees variables.")
+            + " Call optimizer.build(variables) in the scope, or give an OptimizerMap."
+        )
+    first = len(applications)
+    with _tf.counted_natively(optimizer, counts=False):
+        plain(list(grads), trainable_variables)
+    for application in applications[first:]:
+        application.continues = application is not applications[first]
+    if len(applications) > first:
+        applications[first].whole = optimizer
+
+
+def _apply_noted(
+    optimizer: Any, plain: Callable[..., None], applied: list[Any], *args: Any, **kwargs: Any
+) -> None:
+    """What `optimizer.apply` is within `noted`; `plain` is what it is by itself."""
+    applied.append(optimizer)
+    plain(*args, **kwargs)
 
 
 def _apply_divided(
@@ -283,11 +369,25 @@ def _noted(
         )
     application = Application(optimizer, [v for _, v in pairs], [g for g, _ in pairs])
     inner = application.inner
+    if is_multi(inner):
+        raise ValueError(
+            f"{type(optimizer).__name__} with {type(inner).__name__} in it skips a step of all "
+            "variables together, and shards apply each of its optimizers by itself. Use the dtype "
+            "policy mixed_bfloat16, which needs no loss scale; one optimizer; or DownpourStrategy("
+            'local_rule="optimizer").'
+        )
     if inner is not optimizer:
         scale = optimizer.dynamic_scale.value
         application.gradients = [_over(g, scale) for g in application.gradients]
-        if in_parts:
+        if in_parts or (clip and inner.clipvalue is not None):  # which makes infinity finite
             application.gradients = _all_or_none(application.gradients)
+    if inner.loss_scale_factor is not None:
+        application.gradients = [
+            # Keras takes such a gradient for the value itself, and does not divide it.
+            g if getattr(v, "overwrite_with_gradient", False) else _over(g, inner.loss_scale_factor)
+            for g, v in zip(application.gradients, application.variables, strict=True)
+        ]
+        application.unscaled = True
     if in_parts and inner.gradient_accumulation_steps and inner.global_clipnorm is not None:
         raise ValueError(
             "global_clipnorm together with gradient_accumulation_steps is not possible with more "
@@ -300,8 +400,6 @@ def _noted(
         check_split(inner, variable, lazy)
     clip = clip or bool(tables) or (in_parts and inner.global_clipnorm is not None)
     if clip and not inner.gradient_accumulation_steps:
-        if any(getattr(inner, name) is not None for name in _CLIPPING):
-            application.gradients = [_each_row_once(g) for g in application.gradients]
-            application.gradients = _tf.clip(inner, application.gradients)
-            application.clipped = True
+        application.gradients = _clipped(inner, application.gradients)
+        application.clipped = True
     return _split(application)

@@ -11,6 +11,7 @@
   where there are more shards or fewer than there were, no shard goes on with such a one;
 - the same `_of_workers`, `[workers, ...]`: what each worker has of it, where it has its own;
 - `KIND_n_CELL_of_workers`: what each worker's codec keeps for it, as a residual;
+- `schedule_i`: the mini-batches by which the schedule of the i-th optimizer goes;
 - `virtual_seconds`, `delays`: a simulated cluster's clock, and where its delays go on.
 
 Variables are known by the order in which they are made, which is the script's. What belongs to one
@@ -85,6 +86,10 @@ class Checkpoint:
         if mine:
             self._check_variable(name, variable, mine, self._shards_there)
             self._set(name, variable, mine)
+
+    def number_of(self, optimizer: keras.optimizers.Optimizer) -> int:
+        """By which names an optimizer is known here."""
+        return self._optimizers[optimizer]
 
     def _all(self) -> Iterator[tuple[str, Any]]:
         for name, reference in self._variables:

@@ -89,8 +89,9 @@ class DownpourStrategy(DistributedStrategy):
       the sum that it stands for. Keras squares each of them, where it squares: its Adagrad adds 2
       for a row that is named twice with a gradient of 1, and 4 where that gradient is dense, which
       is what is added here.
-    - Clipping: with `push_every` above 1, and with `global_clipnorm` on several ps tasks, each
-      mini-batch's gradient is clipped, on the worker; otherwise the shard clips, as Keras does.
+    - Clipping: with a period above 1, and with `global_clipnorm` on several ps tasks, each
+      mini-batch's gradient is clipped, on the worker, for its local step, too; otherwise the shard
+      clips, as Keras does.
     - A step that applies gradients more than once (a GAN's) computes all of them on the weights it
       began with; `local_rule="optimizer"` keeps the step's own order. A step that assigns a
       trainable weight itself (`SpectralNormalization`) needs that rule, and is refused otherwise.

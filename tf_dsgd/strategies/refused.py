@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_dsgd import _tf, checks
+from tf_dsgd import _tf, _tf_random, checks
 from tf_dsgd._requirements import installed
-from tf_dsgd.algorithm import Algorithm, Codec
+from tf_dsgd.algorithm import Algorithm, Codec, Message
 from tf_dsgd.algorithms.downpour import CompiledOptimizer
 from tf_dsgd.arithmetic import Gradient
 from tf_dsgd.compression import TopK
@@ -20,11 +20,12 @@ from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.arguments import keeps_beside_tables
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
-from tf_dsgd.strategies.capture import Application, Optimizers
+from tf_dsgd.strategies.capture import Application, Optimizers, is_multi
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
 from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
-from tf_dsgd.strategies.variable import ReplicaVariable
+from tf_dsgd.strategies.tracing import Trace
+from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
 _EXAMPLES = {"compression": "tf_dsgd.compression.Threshold(0.002)", "gradients_per_update": "2"}
 
@@ -164,6 +165,35 @@ def check_changes(
         )
 
 
+def check_delay_is_known(optimizer: Any, message: Message | None) -> None:
+    """Whether an optimizer that corrects for delays is told which message it applies."""
+    if not isinstance(optimizer, DelayTolerantOptimizer):
+        return
+    name = type(optimizer).__name__
+    if message is None:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and this "
+            "algorithm applies several messages at once, or does not say which one it applies. Use "
+            "tf_dsgd.DownpourStrategy, or another optimizer."
+        )
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"{name} corrects the gradient of each message for that message's delay, and "
+            "gradient_accumulation_steps would add up those of several workers. Use push_every, "
+            "which adds up one worker's. Received: gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps}."
+        )
+
+
+def check_empty(application: Application, shard: int) -> None:
+    """Whether an optimizer can have a shard that holds nothing of what it trains."""
+    if application.inner is not application.optimizer:
+        raise ValueError(
+            f"Shard {shard} holds no variable that {application.optimizer.name!r} trains, so that "
+            "its loss scale would not adapt there. Use fewer ps tasks for a model this small."
+        )
+
+
 _AT_ONCE = "Workers update the same weights at once here, without a lock"
 
 
@@ -176,7 +206,8 @@ def check_side_by_side(
         ValueError: if they can't.
     """
     for optimizer in optimizers:
-        _check_adds(optimizer)
+        if not is_multi(optimizer):  # whose parts are among them
+            _check_adds(optimizer)
     _check_added_to(applications)
 
 
@@ -329,9 +360,10 @@ def check_graph(gradients: Sequence[Gradient], graph: Any) -> None:
 
 def warn_of_order(applications: Sequence[Application]) -> None:
     """Says what several updates of one step become where shards make them."""
-    if len(applications) > 1:
+    times = sum(not application.continues for application in applications)
+    if times > 1:
         warnings.warn(
-            f"The step applies gradients {len(applications)} times. All of them are computed on "
+            f"The step applies gradients {times} times. All of them are computed on "
             "the weights that the worker has at the beginning of the step, and applied together "
             "on the shard. Where one must see the other's update (as in a GAN's step), use "
             "local_rule='optimizer'.",
@@ -356,19 +388,34 @@ def warn_of_momentum(codec: Codec, optimizers: Iterable[keras.optimizers.Optimiz
             )
 
 
-def check_foreign(graph: Any) -> None:
-    """Refuses writes to variables of nobody's: workers would overwrite each other's."""
-    names = {id(v.handle): v.name for v in graph.variables if not isinstance(v, ReplicaVariable)}
-    for outside, inside in graph.captures:
-        written = any(
-            op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers()
-        )
-        if written and id(outside) in names:
+def check_foreign(graph: Any, trace: Trace, strategy: Any) -> None:
+    """Refuses writes to variables of nobody's, and of another strategy's.
+
+    Workers would overwrite each other's.
+    """
+    names = {id(v.handle): v for v in graph.variables if not isinstance(v, ReplicaVariable)}
+    changed = [
+        names[id(outside)]
+        for outside, inside in graph.captures
+        if id(outside) in names
+        and any(op.type.startswith(("Assign", "ResourceScatter")) for op in inside.consumers())
+    ]
+    seeds = [v for v in trace.touched.values() if getattr(v, "kind", None) is Kind.SEED]
+    for variable in [*changed, *trace.written.values(), *seeds]:
+        if getattr(variable, "distribute_strategy", None) is strategy:
+            continue
+        if variable is _tf_random.state_without_seed():
             raise ValueError(
-                f"The step changes the variable {names[id(outside)]!r}, which was created outside "
-                "this strategy's scope: a metric or a layer. Create metrics, layers and the "
-                "model inside `with strategy.scope():`."
+                "The step draws random numbers by keras.random without a seed: from a generator "
+                "of Keras's own, which was created outside this strategy's scope. Pass "
+                "seed=keras.random.SeedGenerator(...), created inside `with strategy.scope():`, "
+                "as in a layer's __init__."
             )
+        raise ValueError(
+            f"The step changes the variable {variable.name!r}, which was created outside this "
+            "strategy's scope, by a metric, a layer or a seed generator, or by itself. Create them "
+            "and the model inside `with strategy.scope():`."
+        )
 
 
 def check_averaged(weights: Sequence[Any], tables: Sequence[Part]) -> None:

@@ -24,6 +24,8 @@ from tf_dsgd.strategies.refused import (
     check_applied,
     check_averaged,
     check_changes,
+    check_delay_is_known,
+    check_empty,
     check_foreign,
     check_graph,
     check_owner,
@@ -34,6 +36,7 @@ from tf_dsgd.strategies.refused import (
 from tf_dsgd.strategies.repeatable import check_compiled, check_repeatable
 from tf_dsgd.strategies.rows.rounds import RowsOfRounds
 from tf_dsgd.strategies.rows.tables import Part
+from tf_dsgd.strategies.schedules import Schedules
 from tf_dsgd.strategies.tracing import Trace, tracing
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -54,7 +57,7 @@ class TracedStep:
         element_spec: Any,
         algorithm: Algorithm,
         optimizers: Optimizers,
-        steps: ReplicaVariable,
+        schedules: Schedules,
         model: keras.Model | None = None,
     ):
         self._model = model
@@ -63,7 +66,8 @@ class TracedStep:
         self.resets: Resets | None = None
         self._run = run
         self._optimizers = optimizers
-        self._steps = steps
+        self._schedules = schedules
+        self._steps = steps = schedules.steps
         self._shards: dict[int, Trace] = {}
         self.element_spec = element_spec
         self._local = algorithm.local
@@ -71,7 +75,9 @@ class TracedStep:
         self.packing = Packing(element_spec)
         # A shard sees a part of a gradient; the norm of all is known on the worker.
         self._in_parts = steps.distribute_strategy.num_shards > 1
-        self._clip = algorithm.exchange.push_every > 1
+        exchange = algorithm.exchange
+        # Of a message with several each gradient, and what a local step makes use of.
+        self._clip = exchange.push_every > 1 or exchange.fetch_every > 1
         if isinstance(algorithm.server, AddInPlace):  # before tables, which name another remedy
             check_side_by_side(optimizers)
         parts = steps.distribute_strategy.placement.parts
@@ -119,7 +125,9 @@ class TracedStep:
                     outputs = call(batch)
                 gradients = [g for a in applications for g in a.gradients]
                 check_graph(gradients, graph)
-            self._steps.assign_add(1)
+            box["counts"] = [self._steps, *self._schedules.of(self._applied(applications))]
+            for count in box["counts"]:
+                count.assign_add(1)
             box["applications"] = applications
             box["structure"] = outputs
             if self._model is not None and isinstance(outputs, dict):
@@ -144,6 +152,8 @@ class TracedStep:
                 if isinstance(variable, ReplicaVariable):
                     variable.kind = Kind.CONTROL
         self.applications: list[Application] = box["applications"]
+        self._counts: list[ReplicaVariable] = box["counts"][1:]
+        """What schedules follow of the optimizers that the step applies."""
         self._of_tables: list[Application] = []
         """What shards apply to tables, where workers run the optimizer on all else."""
         self._structure = box["structure"]
@@ -169,7 +179,16 @@ class TracedStep:
             check_compiled(self._model, self.applications)
             check_repeatable(self._model, self._worker.written.values(), self.function.graph)
         self._check_tables()
-        check_foreign(self.function.graph)
+        check_foreign(self.function.graph, self._worker, self._steps.distribute_strategy)
+
+    def _applied(self, applications: Sequence[Application]) -> list[keras.optimizers.Optimizer]:
+        """The optimizers that the step applies, wherever they run."""
+        captured, written = [a.inner for a in applications], self._worker.written
+        return [
+            optimizer
+            for optimizer in self._optimizers
+            if optimizer in captured or id(_tf.iterations_variable(optimizer)) in written
+        ]
 
     def _metrics_shown(self) -> list[ReplicaVariable]:
         """Variables of the model's metrics, if the step's outputs are those metrics' results."""
@@ -201,7 +220,8 @@ class TracedStep:
                 if v.kind is Kind.STATISTIC and v.dtype.is_floating and v.momentum is None
             ]
         self._resets: list[ReplicaVariable] = []
-        unsorted = [v for v in written if v is not self._steps]
+        counts = [self._steps, *self._counts]
+        unsorted = [v for v in written if not any(v is count for count in counts)]
         for optimizer in self._optimizers:
             if optimizer is self._optimizers.for_shards:
                 continue
@@ -296,6 +316,7 @@ class TracedStep:
         """Clipped, and zero where float16 overflowed, so that a local copy stays finite."""
         result: list[Gradient] = []
         for application, part, _ in self._parts(gradients):
+            part = application.clipped_locally(part)
             if application.inner is not application.optimizer:
                 values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in part]
                 finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
@@ -315,7 +336,7 @@ class TracedStep:
         if side_by_side:
             check_side_by_side(self._optimizers, self.applications)
         for application in self.applications:
-            _check_delay_is_known(application.inner, message)
+            check_delay_is_known(application.inner, message)
         with applying(None if message is None else _delay_of(message)):
             self._optimize(shard, gradients, scale, side_by_side)
 
@@ -341,9 +362,10 @@ class TracedStep:
     ) -> None:
         for application, part, variables in self._parts(gradients, shard):
             if not variables:
-                _check_empty(application, shard)
+                check_empty(application, shard)
                 counter = _tf.iterations_variable(application.inner)
                 counter.on_shard(shard).assign_add(1, read_value=False)
+                application.count_whole(shard)
                 continue
             lazy = self._optimizers.lazy
             if isinstance(scale, float) and scale == 1.0:
@@ -400,6 +422,11 @@ class TracedStep:
                 counter = counter.on_shard(shard)
                 counter.assign_add(tf.cast(number, counter.dtype), read_value=False)
 
+    def count_steps(self, shard: int, number: tf.Tensor) -> None:
+        """Traces that a shard has applied so many mini-batches, for schedules to follow."""
+        for count in self._counts:
+            count.on_shard(shard).assign_add(number, read_value=False)
+
     def fetched_state(self) -> list[ReplicaVariable]:
         """What a worker reads and does not own, the weights of the message aside."""
         weights = {id(v) for v in self.weights}
@@ -437,36 +464,9 @@ def _delay_of(message: Message) -> Delay:
     return Delay(message.staleness, seen)
 
 
-def _check_delay_is_known(optimizer: Any, message: Message | None) -> None:
-    if not isinstance(optimizer, DelayTolerantOptimizer):
-        return
-    name = type(optimizer).__name__
-    if message is None:
-        raise ValueError(
-            f"{name} corrects the gradient of each message for that message's delay, and this "
-            "algorithm applies several messages at once, or does not say which one it applies. Use "
-            "tf_dsgd.DownpourStrategy, or another optimizer."
-        )
-    if optimizer.gradient_accumulation_steps:
-        raise ValueError(
-            f"{name} corrects the gradient of each message for that message's delay, and "
-            "gradient_accumulation_steps would add up those of several workers. Use push_every, "
-            "which adds up one worker's. Received: gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps}."
-        )
-
-
 def _scaled_rate(rate: Any, scale: Any) -> tf.Tensor:
     """In double precision: optimizers cast the rate to the type of each variable."""
     return tf.cast(rate, tf.float64) * tf.cast(scale, tf.float64)
-
-
-def _check_empty(application: Application, shard: int) -> None:
-    if application.inner is not application.optimizer:
-        raise ValueError(
-            f"Shard {shard} holds no variable that {application.optimizer.name!r} trains, so that "
-            "its loss scale would not adapt there. Use fewer ps tasks for a model this small."
-        )
 
 
 def _where(finite: tf.Tensor, gradient: Gradient) -> Gradient:

@@ -11,8 +11,8 @@ mini-batches count in BatchNorm's statistics as it would in one process (`engine
 other floats it adds the mean over workers of their changes, which lags with their number, and to
 integers the sum.
 
-`SEED`, state of seed generators: each worker has its own and keeps it; outside, worker 0's is
-read.
+`SEED`, state of seed generators (`keras.random.SeedGenerator`, `tf.random.Generator`): each worker
+has its own and keeps it; outside, worker 0's is read.
 
 `OWN`, a variable of the user's, made with `synchronization=ON_READ` and
 `aggregation=ONLY_FIRST_REPLICA`: each worker has its own and keeps it, and nothing of it travels;
@@ -45,7 +45,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_random
 from tf_dsgd.engine import interrupts
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.snapshots import Snapshots
@@ -435,7 +435,8 @@ def kind_of(primary: tf.Variable, creator: Any) -> Kind:
                 'aggregation="only_first_replica", for what one worker has.'
             )
         return Kind.METRIC
-    if isinstance(creator, keras.random.SeedGenerator):
+    seeds = isinstance(creator, keras.random.SeedGenerator)
+    if seeds or _tf_random.is_state_of_generator(primary):
         return Kind.SEED
     return Kind.WEIGHT if primary.trainable else Kind.STATISTIC
 
