@@ -187,6 +187,8 @@ class Engine(abc.ABC):
         if program is not self._program or stream is not self._stream:
             self.drain()
             self._release_stream()
+            if program is not self._program:
+                program.forget_rows()  # or workers would miss what other programs have updated
             self._program, self._stream = program, stream
             self.scheduler.source = self._source(stream)
             self.scheduler.backs_up = program.has_backup_tasks

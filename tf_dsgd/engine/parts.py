@@ -107,7 +107,7 @@ class Parts:
         self._sent: dict[int, Parcel] = {}
         self._fetched_from: dict[int, Parcel] = {}
         self.row_logs = {
-            i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
+            i: RowLog(v.primary, v.edition, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
             if step.sparse[i] and v.copied and not shards[v.shard].lock_free
             # Without the lock two notes at once would lose rows.
