@@ -236,7 +236,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Reading a weight does this by itself.
         """
         with self.engine.explained():
-            self.batches.resolve()
+            self.batches.resolve_own()
             self.engine.drain()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
