@@ -7,13 +7,52 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.capture import Optimizers
+from tf_dsgd.strategies.dataset import Token
 from tf_dsgd.strategies.refused import check_step
 from tf_dsgd.strategies.step import is_train_step
 from tf_dsgd.strategies.tracing import given_what_is_not_distributed
 from tf_dsgd.strategies.variable import ReplicaVariable
+
+
+class AtRest:
+    """Takes the place of a model's `predict_function`: before a batch of its own comes a drain.
+
+    Such a batch is `predict_on_batch`'s; before all others, and in `test_on_batch` and
+    `train_on_batch`, which reset metrics, there is one anyway.
+
+    Args:
+        strategy: the model's.
+        function_of_keras: what was in that place.
+    """
+
+    def __init__(self, strategy: Any, function_of_keras: Any):
+        self._strategy = strategy
+        self.function_of_keras = function_of_keras
+
+    def __call__(self, data: Any) -> Any:
+        if not any(isinstance(x, Token) for x in tf.nest.flatten(data)):
+            self._strategy.settle()
+        return self.function_of_keras(data)
+
+
+def predict_function_of_keras(model: keras.Model) -> Any:
+    """The function by which Keras would run predictions; None if none was made."""
+    function = model.predict_function
+    return function.function_of_keras if isinstance(function, AtRest) else function
+
+
+def _drain_before_predictions(strategy: Any) -> None:
+    """Of the model for which Keras traces its own step, and runs it next."""
+    with tf.init_scope():
+        tf.autograph.experimental.do_not_convert(strategy.settle)()
+    model = model_that_calls("predict", "predict_on_batch")
+    if model is not None and _tf.is_keras_predict_step(model.predict_function):
+        model.predict_function = AtRest(strategy, model.predict_function)
 
 
 def run_here(
@@ -28,6 +67,8 @@ def run_here(
         optimizers: the strategy's.
         steps: mini-batches, which schedules follow.
     """
+    if _tf.is_keras_predict_step(fn):
+        _drain_before_predictions(steps.distribute_strategy)
     if not is_train_step(fn):
         with given_what_is_not_distributed() if has_data else contextlib.nullcontext():
             return run()
