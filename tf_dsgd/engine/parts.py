@@ -94,7 +94,9 @@ class Parts:
             )
             for spec in step.outputs
         ]
-        self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
+        self.running = RunningMetrics(
+            step.metrics, step.resets, store, host_device, other_logs=bool(step.outputs)
+        )
         self._outputs = Bundle.of([*step.outputs, *self.running.specs])
         rule = algorithm.between_peers
         self._peers = None if rule is None or shards[0].remote else PeerParts(self, rule)

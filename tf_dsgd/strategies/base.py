@@ -443,7 +443,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         for program in self.batches.programs:
             if variable.kind is Kind.WEIGHT:
                 program.program.forget_rows(variable)
-            elif program.program.running.is_of(variable):
+            elif program.begins_anew_with(variable):
                 program.program.running.were_written = True
         if variable.kind is not Kind.CONTROL:
             return

@@ -294,6 +294,16 @@ class FitProgram:
         """Whether both are of one model."""
         return self.model is not None and self.model is other.model
 
+    def begins_anew_with(self, variable: Any) -> bool:
+        """Whether the logs of a step do, when that is assigned: it is of a metric, as of a reset.
+
+        Keras resets all metrics of the model, also where its logs are other numbers.
+        """
+        if self._step.outputs and self.model is not None:
+            metrics = (v.value for metric in self.model.metrics for v in metric.variables)
+            return any(v is variable for v in metrics)
+        return self.program.running.is_of(variable)
+
     def mark(self) -> None:
         """`was_run` is about what comes after this."""
         self._seen = int(self._runs)
