@@ -422,6 +422,11 @@ def is_keras_predict_step(fn: Callable[..., Any]) -> bool:
     return "make_predict_function" in getattr(wrapped, "__qualname__", "")
 
 
+def compiled_as(model: keras.Model) -> tuple[Any, ...]:
+    """Objects of which `compile` makes others each time."""
+    return model.optimizer, model._compile_loss, model._compile_metrics, model._loss_tracker
+
+
 def is_step_of_fit(function: Any) -> bool:
     """Whether Keras made it, to run a model's step on what an iterator gives."""
     name = getattr(function, "__qualname__", "")

@@ -1,9 +1,14 @@
 """Which rows of a table a worker fetches."""
 
+import contextlib
+
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 
 import tf_dsgd
+from tests import helpers
 from tf_dsgd.engine.rows import _WHOLE_TABLE
 
 
@@ -39,3 +44,56 @@ def test_only_a_table_that_was_assigned_is_fetched_whole():
     assert whole(items) == [False, False]
     model.fit(*data, batch_size=4, verbose=0)
     assert whole(users) == [False, False]
+
+
+FIRST, SECOND = np.array([[0, 1]]), np.array([[2, 3]])
+ONE = np.ones((1, 1), "float32")
+
+
+def by_train_on_batch(model, table):
+    for _ in range(3):
+        model.train_on_batch(SECOND, ONE)
+
+
+def by_another_element_spec(model, table):
+    model.fit(SECOND, ONE, sample_weight=np.ones(1, "float32"), verbose=0)
+
+
+def by_another_model(model, table):
+    other = keras.Sequential([keras.Input((2,), dtype="int32"), table, keras.layers.Dense(1)])
+    other.compile(keras.optimizers.SGD(0.1), "mse")
+    other.fit(SECOND, np.ones((1, 2, 1), "float32"), verbose=0)
+
+
+def by_a_function(model, table):
+    @tf.function
+    def halve():
+        table.embeddings.assign(0.5 * table.embeddings)
+
+    for _ in range(2):
+        halve()
+        model.fit(FIRST, ONE, verbose=0)
+    halve()
+
+
+@pytest.mark.parametrize(
+    "written", [by_train_on_batch, by_another_element_spec, by_another_model, by_a_function]
+)
+def test_a_worker_sees_rows_that_its_step_has_not_updated(written):
+    """Those that functions of the caller's, and other programs, have; as plain Keras does."""
+
+    def weights(scope):
+        with scope:
+            keras.utils.set_random_seed(0)
+            table = keras.layers.Embedding(1000, 4)
+            layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,), dtype="int32"), *layers])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+            model.fit(FIRST, ONE, verbose=0)
+            written(model, table)
+            model.fit(SECOND, ONE, verbose=0)
+        return model.get_weights()
+
+    # A copy has nothing of its own pushes before the next fetch.
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.LocalCluster(1), local_rule="none")
+    helpers.assert_close(weights(strategy.scope()), weights(contextlib.nullcontext()))

@@ -128,6 +128,19 @@ def test_it_is_the_mean_over_all_workers():
     np.testing.assert_allclose([logs["loss"] for logs in steps], means, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["downpour", "periods"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_outputs_that_are_no_metrics_are_of_this_epoch(engine, rule):
+    """None is the zero from before the first round, and none the last epoch's."""
+    model = compiled(STRATEGIES[rule](ENGINES[engine]()), lambda: helpers.OwnLogs("own"))
+    data = of_epochs(model)
+    for first in (0, 2):
+        for e, steps in enumerate(shown(model, data, epochs=first + 2, initial_epoch=first)):
+            values = [logs["own"] for logs in steps if logs or engine != "simulated"]
+            np.testing.assert_allclose(values, (first + e + 1.0) ** 2, rtol=1e-6)
+            assert len(steps) == STEPS and len(values) > STEPS - 4
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_outputs_that_are_no_metrics_are_a_workers_latest(engine):
     strategy = tf_dsgd.DownpourStrategy(ENGINES[engine]())

@@ -114,8 +114,8 @@ class Outputs:
             return
         with self._members.here():
             shown, running = program.unbundle([tf.constant(array) for array in arrays])
-        program.running.report(task.index, running)
-        self._brought = program, shown
+        if program.running.report(task.index, running):
+            self._brought = program, shown
 
     def show(self) -> None:
         """In the main thread: shows what workers brought, in the chief's variables."""

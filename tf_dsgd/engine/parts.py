@@ -94,7 +94,9 @@ class Parts:
             )
             for spec in step.outputs
         ]
-        self.running = RunningMetrics(step.metrics, step.resets, store, host_device)
+        self.running = RunningMetrics(
+            step.metrics, step.resets, store, host_device, other_logs=bool(step.outputs)
+        )
         self._outputs = Bundle.of([*step.outputs, *self.running.specs])
         rule = algorithm.between_peers
         self._peers = None if rule is None or shards[0].remote else PeerParts(self, rule)
@@ -107,7 +109,7 @@ class Parts:
         self._sent: dict[int, Parcel] = {}
         self._fetched_from: dict[int, Parcel] = {}
         self.row_logs = {
-            i: RowLog(v.primary, store.num_workers, shards[v.shard].device)
+            i: RowLog(v.primary, v.edition, store.num_workers, shards[v.shard].device)
             for i, v in enumerate(step.weights)
             if step.sparse[i] and v.copied and not shards[v.shard].lock_free
             # Without the lock two notes at once would lose rows.

@@ -3,7 +3,7 @@
 Fetching a table of a million rows to refresh the hundred that others touched would be most of the
 work. The shard keeps a log of the rows of every update and each worker's place in it; a fetch takes
 the rows from there on. When the log has grown to as many rows as the table, it is emptied and every
-worker fetches the whole table once.
+worker fetches the whole table once. So they do after writes that the log did not see.
 """
 
 from __future__ import annotations
@@ -17,10 +17,23 @@ _WHOLE_TABLE = -1
 
 
 class RowLog:
-    """The log of one table."""
+    """The log of one table.
 
-    def __init__(self, table: tf.Variable, num_workers: int, device: str | None):
+    Args:
+        table: the table on its shard.
+        edition: counts what functions of the caller's write to it, besides shards' updates.
+        num_workers: how many fetch it.
+        device: the shard's.
+    """
+
+    def __init__(
+        self, table: tf.Variable, edition: tf.Variable, num_workers: int, device: str | None
+    ):
         self._table = table
+        self._edition = edition
+        self._seen = _tf.make_variable(
+            np.zeros([num_workers], np.int64), device=device, name="seen"
+        )
         self._rows = _tf.make_variable(
             np.zeros([0], np.int64),
             device=device,
@@ -55,7 +68,10 @@ class RowLog:
         log = self._rows.read_value()
         rows = log[tf.maximum(place, 0) :]
         self._place.scatter_update(tf.IndexedSlices(tf.size(log, tf.int64)[None], worker[None]))
-        return tf.unique(rows)[0], place < 0
+        edition = self._edition.read_value()
+        written = tf.gather(self._seen.read_value(), worker) != edition
+        self._seen.scatter_update(tf.IndexedSlices(edition[None], worker[None]))
+        return tf.unique(rows)[0], written | (place < 0)
 
     def differ(self, worker: tf.Tensor, unsent: tf.Tensor | None) -> tf.Tensor:
         """Rows in which `worker`'s copy may differ from the table: changed, or its own `unsent`."""

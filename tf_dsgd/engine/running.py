@@ -8,6 +8,9 @@ the reset, as it does before its first mini-batch after a drain. Mini-batches th
 compute, because the first was lost or late, are in the sum twice; in the epoch's logs, which are
 the metrics themselves, they are not.
 
+Of a step that returns other numbers there is no sum, but it is known all the same whether a worker
+has reported some since the reset.
+
 State is a vector for each type that metrics have, so that a total and its count are of one moment.
 """
 
@@ -49,6 +52,7 @@ class RunningMetrics:
         resets: counts resets; None where workers are in this process.
         store: what workers own.
         host_device: where the sum is.
+        other_logs: whether the step shows other numbers in their place.
     """
 
     def __init__(
@@ -57,8 +61,11 @@ class RunningMetrics:
         resets: Resets | None,
         store: Store,
         host_device: str | None,
+        *,
+        other_logs: bool = False,
     ):
         self._metrics = list(metrics)
+        self._shows = bool(self._metrics) or other_logs
         self._resets = resets
         self._store = store
         dtypes = {v.dtype.name: v.dtype for v in self._metrics}
@@ -78,9 +85,9 @@ class RunningMetrics:
             *(tf.TensorSpec(s.shape, s.dtype) for s in self._sums),
         ]
         """Of what `worker_total` gives."""
-        if not self._metrics or resets is None:
+        if not self._shows or resets is None:
             self.specs = []
-        self._is_shown = not self._metrics
+        self._is_shown = not self._shows
         self.were_written = True
         """Whether metrics were assigned from outside, as by their reset, since `reset`."""
         self._editions = itertools.count(1)
@@ -108,9 +115,11 @@ class RunningMetrics:
 
     def worker_total(self, before: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The number of the reset, and what a worker in another process has changed since it."""
-        if self._resets is None or not self._metrics:
+        if self._resets is None or not self._shows:
             return []
         number = self._resets.variable.on_workers().template.read_value()
+        if not self._metrics:
+            return [number]
         seen = self._cell("seen", [], tf.int64).template
         anew = seen.read_value() != number
         totals = []
@@ -167,16 +176,22 @@ class RunningMetrics:
             tf.concat([tf.reshape(v.value_at_rest(), [-1]) for v in group], 0)
             for group in self._groups
         ]
-        self._is_shown = not self._metrics
-        if self._resets is not None and self._metrics:
+        self._is_shown = not self._shows
+        if self._resets is not None and self._shows:
             self._number = self._resets.count()
         self._of_the_lost = []
         self.add_up()
 
-    def report(self, worker: int, values: Sequence[tf.Tensor]) -> None:
-        """A worker in another process has reported this of `worker_total`."""
-        if values:
-            self._of_workers[worker] = int(values[0]), values[1:]
+    def report(self, worker: int, values: Sequence[tf.Tensor]) -> bool:
+        """A worker in another process has reported this of `worker_total`.
+
+        Returns:
+            Whether it is of the time since the reset, as far as that is known.
+        """
+        if not values:
+            return True
+        self._of_workers[worker] = number, _ = int(values[0]), values[1:]
+        return number == self._number
 
     def forget(self, worker: int) -> None:
         """A worker is new, and begins with nothing; what the one before it reported stays."""

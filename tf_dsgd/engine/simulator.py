@@ -126,8 +126,10 @@ class SimulatorEngine(Engine):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        self.take_in()
-        yield
+        self.check_caller()  # or it would wait for the turn that it is in
+        with self.one_caller:
+            self.take_in()
+            yield
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
         return nothing_to_explain()
@@ -148,7 +150,7 @@ class SimulatorEngine(Engine):
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush, program.show, program.begin_anew
 
-    def grant(self, program: Program, stream: Any) -> None:
+    def _grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         self.scheduler.available += 1
         for task in self._idle:
@@ -156,12 +158,10 @@ class SimulatorEngine(Engine):
         self._idle = []
         self._advance()
 
-    def await_begun(self, program: Program) -> None:
+    def _await_begun(self, program: Program) -> None:
         """A round is computed when it begins."""
 
-    def drain(self) -> None:
-        if self._program is None:
-            return
+    def _drain(self) -> None:
         self.wake()
         self.scheduler.draining = True
         try:

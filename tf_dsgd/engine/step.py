@@ -27,8 +27,8 @@ class Step(Protocol):
     resets: Any
     """A `Resets` that counts those of them; None where workers are in this process."""
     weights: list[Any]
-    """Variables with `.primary`, `.shard`, `.on_workers()` and `.copied` (whether workers have
-    copies), in the order of the gradients."""
+    """Variables with `.primary`, `.shard`, `.on_workers()`, `.copied` (whether workers have
+    copies) and, of tables, `.edition`, in the order of the gradients."""
     sparse: list[bool]
     applications: list[Any]
     """What `optimize` applies; empty where no optimizer runs on shards."""

@@ -59,6 +59,8 @@ class PeriodicAveragingStrategy(DistributedStrategy):
     - The model that is validated, saved and read is the averaged one; reading it drains the
       workers, so that an average is made of what is there, and the period starts anew. A callback
       that reads weights at every batch averages at every batch.
+    - `train_on_batch` makes a step in the main thread. It is refused where workers have an
+      optimizer's state of their own (`"local"`, `"reset"`, a `LossScaleOptimizer`).
     - `strategy.updates` counts averages; staleness is 0 but for a worker that joins in mid-round.
     - Clipping, weight decay, EMA, constraints, accumulation: all in the compiled optimizer, on
       the worker. Embeddings are averaged whole, but for those of `placement`.

@@ -13,6 +13,7 @@ Keras asks a strategy for four things, and that is all the way there is into `fi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -36,8 +37,10 @@ from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
 from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, sample
 from tf_dsgd.strategies.description import describe
+from tf_dsgd.strategies.eager import Given
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
+from tf_dsgd.strategies.here import run_here
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.placement import Placement, ShardInfo
 from tf_dsgd.strategies.position import Passes
@@ -46,7 +49,6 @@ from tf_dsgd.strategies.rows.tables import SplitTable
 from tf_dsgd.strategies.schedules import Schedules
 from tf_dsgd.strategies.step import TracedStep, is_distributed, is_train_step
 from tf_dsgd.strategies.stream import make_pull
-from tf_dsgd.strategies.tracing import given_what_is_not_distributed
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable, is_moving_statistic, kind_of
 
 
@@ -110,7 +112,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             ]
         self.engine.shards = self._shards
         self.batches = HandingOut(self.engine, self.passes)
-        self._eager_programs: dict[Any, FitProgram] = {}
+        self._by_trace: list[FitProgram] = []
         self._pulls: dict[Any, Any] = {}
         not_swallowed()
         if shard_optimizer is not None:
@@ -241,7 +243,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Reading a weight does this by itself.
         """
         with self.engine.explained():
-            self.batches.resolve()
+            self.batches.resolve_own()
             self.engine.drain()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
@@ -328,7 +330,8 @@ class DistributedStrategy(tf.distribute.Strategy):
         """
         tokens = [x for x in tf.nest.flatten((args, kwargs)) if isinstance(x, Token)]
         if not tokens:
-            return self._run_here(fn, args, kwargs, options)
+            here = functools.partial(super().run, fn, args, kwargs, options)
+            return run_here(here, fn, bool(args or kwargs), self._optimizers, self._schedules)
         if len(tokens) > 1:
             raise ValueError(
                 f"strategy.run takes one batch of a distributed dataset. Received: {len(tokens)}. "
@@ -344,7 +347,7 @@ class DistributedStrategy(tf.distribute.Strategy):
 
         if is_distributed(fn):
             with held_back(at_most=1, said=TRACES, until_a_point=True):
-                program = self._program(fn, token, with_batch)
+                program = self._known(fn, token, with_batch, (args, kwargs))
             if program is not None:
                 if program.of_keras and not tf.executing_eagerly():
                     with tf.init_scope():
@@ -352,29 +355,28 @@ class DistributedStrategy(tf.distribute.Strategy):
                 return program.step_of_chief()
         return super().run(fn, *with_batch(token.batch()), options)
 
-    def _run_here(self, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        """A step on data of its own, as in `train_on_batch`: no worker takes part."""
-        if not is_train_step(fn):
-            with given_what_is_not_distributed() if args or kwargs else contextlib.nullcontext():
-                return super().run(fn, args, kwargs, options)
-        check_step(fn, self._optimizers)
-        self._schedules.follow()
-        with self._schedules.counted_here():
-            return super().run(fn, args, kwargs, options)
-
     def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
         """The functions of a step that takes one batch and applies gradients."""
         traced = self._program(fn, TokenSpec(element_spec), lambda batch: ((batch,), {}))
         if traced is None:
             raise ValueError("The step applies no gradients.")
+        self._by_trace.append(traced)
         return traced.program
 
+    def _known(self, fn: Any, token: Any, with_batch: Any, given: Any) -> FitProgram | None:
+        if not tf.executing_eagerly():
+            return self._program(fn, token, with_batch)
+        call = Given(self, fn, token.element_spec, given)
+        program = call.find()
+        if program is None:
+            program = self._program(fn, token, with_batch)
+            if program is not None:
+                call.keep(program)
+        return program
+
     def _program(self, fn: Any, token: Any, with_batch: Any) -> FitProgram | None:
-        spec = token.element_spec
-        key = (fn, str(spec))
-        if tf.executing_eagerly() and key in self._eager_programs:
-            return self._eager_programs[key]
         self._schedules.follow()
+        spec = token.element_spec
         run, written = super().run, _tf_autograph.rewritten(fn)
 
         def call(batch: Any) -> Any:
@@ -402,9 +404,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             self._announced = held
             self.cluster.announce(held, self.placement.parts is not None)
         self.batches.programs.add(fit_program)
-        if tf.executing_eagerly():
-            self._eager_programs[key] = fit_program
-        else:
+        if not tf.executing_eagerly():
             # The graph of the caller's function uses the program's variables: as long as it lives.
             graph = tf.compat.v1.get_default_graph()
             graph.add_to_collection("tf_dsgd", fit_program)
@@ -450,7 +450,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         for program in self.batches.programs:
             if variable.kind is Kind.WEIGHT:
                 program.program.forget_rows(variable)
-            elif program.program.running.is_of(variable):
+            elif program.begins_anew_with(variable):
                 program.program.running.were_written = True
         if variable.kind is Kind.CONTROL:
             self._schedules.written(variable)

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from tf_dsgd.strategies.caller import model_that_calls
+from tf_dsgd.strategies.here import predict_function_of_keras
 from tf_dsgd.strategies.showing import step_of_keras
 
 # Keras calls a strategy in each of them before it makes a function: to distribute data, or to build
@@ -42,4 +43,4 @@ def make_functions_without_xla() -> None:
 
 
 def _functions(model: keras.Model) -> tuple[Any, ...]:
-    return step_of_keras(model), model.test_function, model.predict_function
+    return step_of_keras(model), model.test_function, predict_function_of_keras(model)

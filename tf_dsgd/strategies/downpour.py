@@ -96,7 +96,8 @@ class DownpourStrategy(DistributedStrategy):
       began with; `local_rule="optimizer"` keeps the step's own order. A step that assigns a
       trainable weight itself (`SpectralNormalization`) needs that rule, and is refused otherwise.
     - `train_on_batch` runs one plain Keras step on the shard's weights, in the main thread.
-      Schedules count it; `steps` and `updates`, which are about workers' messages, do not.
+      Schedules count it; `steps` and `updates`, which are about workers' messages, do not. It is
+      refused where workers have slots of their own (`local_rule="optimizer"`).
     - Reading a weight or a metric anywhere outside a step drains the workers: all batches handed
       out are trained on, what is accrued is sent, and every worker's periods start anew with a
       fetch. A callback that reads weights at every batch makes training synchronous.

@@ -8,6 +8,7 @@ other step the batch is handed out once it was run, before the next token is giv
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,6 +43,8 @@ class HandingOut:
         self.examples = 0
         # Also of a loop that was left by `break`, whose last step was run.
         self._unresolved: set[TokenIterator] = set()
+        self._taker: threading.Thread | None = None
+        """The thread that took the last token."""
         self._taken_at_reset = 0
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
@@ -77,6 +80,7 @@ class HandingOut:
         `at_once`.
         """
         self.resolve()
+        self._taker = threading.current_thread()
         if iterator.passing:
             iterator.passing -= 1
             self._passes.tokens += 1
@@ -193,6 +197,12 @@ class HandingOut:
         """Whether a worker has taken a mini-batch since metrics were reset."""
         return self._engine.handed_out > self._taken_at_reset
 
+    def resolve_own(self) -> None:
+        """As `resolve`, but for the token of another thread, which may be about to use it."""
+        taker = self._taker
+        if taker in (None, threading.current_thread()) or not taker.is_alive():
+            self.resolve()
+
     def resolve(self) -> None:
         """Hands out batches whose tokens were used in a training step."""
         for iterator in list(self._unresolved):
@@ -283,6 +293,16 @@ class FitProgram:
     def is_of_model_of(self, other: FitProgram) -> bool:
         """Whether both are of one model."""
         return self.model is not None and self.model is other.model
+
+    def begins_anew_with(self, variable: Any) -> bool:
+        """Whether the logs of a step do, when that is assigned: it is of a metric, as of a reset.
+
+        Keras resets all metrics of the model, also where its logs are other numbers.
+        """
+        if self._step.outputs and self.model is not None:
+            metrics = (v.value for metric in self.model.metrics for v in metric.variables)
+            return any(v is variable for v in metrics)
+        return self.program.running.is_of(variable)
 
     def mark(self) -> None:
         """`was_run` is about what comes after this."""

@@ -38,6 +38,7 @@ Everything read outside a worker waits for the work under way, except `CONTROL`.
 from __future__ import annotations
 
 import enum
+import functools
 import weakref
 from typing import Any
 
@@ -225,6 +226,12 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         """What at rest is a shard's value of it."""
         return self.primary if self.lent else self.on_shard(shard)
 
+    @functools.cached_property
+    def edition(self) -> tf.Variable:
+        """Counts what functions of the caller's write to it, for those who fetch its rows."""
+        with tf.init_scope():
+            return _tf.make_variable(np.int64(0), device=self.primary.device, name="edition")
+
     def restore_copies(self, values: np.ndarray) -> None:
         """Sets the workers' copies to `values[m]`, or has them begin so."""
         self._restored = values
@@ -373,6 +380,8 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 return self._write_outside(method, *args, **kwargs)
         elif self.kind is Kind.CONTROL:
             self._write_on_other_shards(method, *args, **kwargs)
+        elif self.kind is Kind.WEIGHT:
+            return self._write_in_function(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
 
     def _write_on_other_shards(self, method: str, *args: Any, **kwargs: Any) -> None:
@@ -380,6 +389,14 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         for shard in range(self.distribute_strategy.num_shards):
             if shard != self.shard:
                 getattr(self.on_shard(shard), method)(*args, **kwargs)
+
+    def _write_in_function(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """As above, of a weight: who sees the next edition finds what was written."""
+        result = getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
+        written = result if isinstance(result, tf.Operation) else result.op
+        with tf.control_dependencies([written]):
+            self.edition.assign_add(1, read_value=False)
+        return result
 
     def _write_outside(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.kind is not Kind.CONTROL:
