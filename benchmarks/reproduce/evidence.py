@@ -240,7 +240,7 @@ def _tests(difference: np.ndarray, cell: Cell) -> tuple[float, float]:
         return below, above
     if cell.expected == "<=":
         return one_sided(-difference, -cell.margin), above
-    # Two one-sided tests: within the margin on both sides. Outside of it on one, as the interval is.
+    # Two one-sided tests: within the margin on both sides. Outside it is on one, as the interval.
     inside = max(one_sided(difference, -cell.margin), one_sided(-difference, -cell.margin))
     return inside, min(above, below)
 
