@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf_earlier, _tf_python
+from tf_dsgd import _tf_earlier
 from tf_dsgd.console import say
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Recorder
@@ -61,10 +60,6 @@ class Engine(abc.ABC):
         self._program: Program | None = None
         self._stream: Any = None
         self._connections = _tf_earlier.connections()
-        self.one_caller = threading.RLock()
-        """Held by the thread that hands out or drains: nothing is handed out before the audit."""
-        self.trains: threading.Thread | None = None
-        """Which has handed out last, and is told what ends training."""
 
     # -- what the engines differ in -----------------------------------------------------------
 
@@ -78,16 +73,16 @@ class Engine(abc.ABC):
         """Traces what this engine will call; on the thread, and in the context, of the step."""
 
     @abc.abstractmethod
-    def _grant(self, program: Program, stream: Any) -> None:
-        """As `grant`, for the only caller at this moment."""
+    def grant(self, program: Program, stream: Any) -> None:
+        """Lets the workers take one more batch; may wait for room. Raises workers' errors."""
 
     @abc.abstractmethod
-    def _await_begun(self, program: Program) -> None:
-        """As `await_begun`, for the only caller."""
+    def await_begun(self, program: Program) -> None:
+        """Waits until a mini-batch handed out is in the running metrics, unless one is."""
 
     @abc.abstractmethod
-    def _drain(self) -> None:
-        """As `drain`, for the only caller; some program is there."""
+    def drain(self) -> None:
+        """Waits until every batch handed out is done and every message is in the shard."""
 
     @abc.abstractmethod
     def snapshot(self) -> Snapshot:
@@ -133,34 +128,6 @@ class Engine(abc.ABC):
         """Does what calls a worker while all are at rest; it may be lost by that."""
 
     # -- what they share ----------------------------------------------------------------------
-
-    def grant(self, program: Program, stream: Any) -> None:
-        """Lets the workers take one more batch; may wait for room. Raises workers' errors."""
-        with self.one_caller:
-            self.trains = threading.current_thread()
-            self._grant(program, stream)
-
-    def await_begun(self, program: Program) -> None:
-        """Waits until a mini-batch handed out is in the running metrics, unless one is."""
-        with self.one_caller:
-            self._await_begun(program)
-
-    def drain(self) -> None:
-        """Waits until every batch handed out is done and every message is in the shard."""
-        if self._program is None:
-            return
-        self.check_caller()
-        with self.one_caller:
-            self._drain()
-
-    def check_caller(self) -> None:
-        """Raises a RuntimeError in Python code that a worker's step runs, wherever it does."""
-        called = self._program and _tf_python.being_called()
-        if called and called & self.program.python_called:
-            raise RuntimeError(
-                "A worker's step read a variable of the model from Python, which would wait for "
-                "itself. Read it in a callback instead."
-            )
 
     @property
     def tasks(self) -> list[Task]:

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tf_dsgd import _tf, _tf_order, _tf_python
+from tf_dsgd import _tf, _tf_order
 from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.lent import Lent
 from tf_dsgd.engine.mail import MailParts
@@ -442,11 +442,6 @@ class Program(Parts):
 
         concrete = tf.function(on_all, autograph=False).get_concrete_function(*specs)
         return _tf.BoundFunction(concrete, concrete.captured_inputs)
-
-    @functools.cached_property
-    def python_called(self) -> set[str]:
-        """The tokens of Python functions that a worker's step calls."""
-        return _tf_python.within(self.step.function.graph)
 
     # -- at rest ----------------------------------------------------------------------------
 

@@ -126,10 +126,8 @@ class SimulatorEngine(Engine):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        self.check_caller()  # or it would wait for the turn that it is in
-        with self.one_caller:
-            self.take_in()
-            yield
+        self.take_in()
+        yield
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
         return nothing_to_explain()
@@ -150,7 +148,7 @@ class SimulatorEngine(Engine):
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush, program.show, program.begin_anew
 
-    def _grant(self, program: Program, stream: Any) -> None:
+    def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         self.scheduler.available += 1
         for task in self._idle:
@@ -158,10 +156,12 @@ class SimulatorEngine(Engine):
         self._idle = []
         self._advance()
 
-    def _await_begun(self, program: Program) -> None:
+    def await_begun(self, program: Program) -> None:
         """A round is computed when it begins."""
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        if self._program is None:
+            return
         self.wake()
         self.scheduler.draining = True
         try:

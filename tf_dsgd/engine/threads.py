@@ -192,7 +192,7 @@ class ThreadsEngine(Engine):
 
     # -- the main thread --------------------------------------------------------------------
 
-    def _grant(self, program: Program, stream: Any) -> None:
+    def grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         with self.explained():
             program.lent.lend()
@@ -217,7 +217,7 @@ class ThreadsEngine(Engine):
         self.until(lambda: scheduler.available <= room)
         self.raise_error()
 
-    def _await_begun(self, program: Program) -> None:
+    def await_begun(self, program: Program) -> None:
         if not program.running.begun:
             scheduler, running = self.scheduler, program.running
             scheduler.wants_short_round = True
@@ -229,7 +229,14 @@ class ThreadsEngine(Engine):
             self.raise_error()
         self.rounds.show()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        if self._program is None:
+            return
+        if threading.current_thread() in self._threads.values():
+            raise RuntimeError(
+                "A worker's step read a variable of the model from Python, which would wait for "
+                "itself. Read it in a callback instead."
+            )
         self.scheduler.draining = True
         try:
             self.until(lambda: not (self._awaited() or self.scheduler.unfinished))
@@ -298,9 +305,6 @@ class ThreadsEngine(Engine):
         """Raises what ends training, once, when all workers have stopped."""
         if self._error is None:
             return
-        if self.trains not in (None, threading.current_thread()) and self.trains.is_alive():
-            # Which must not go on without what is lost.
-            raise RuntimeError("Training has failed: see the error of `fit`.") from self._error[1]
         began = time.monotonic()
         while self._threads:
             with self.changed:

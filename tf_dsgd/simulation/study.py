@@ -56,13 +56,13 @@ class _StackedEngine(Engine):
     def prepare(self, program: Program) -> None:
         program.prepare("work_of", "collect", "fetch", "flush")
 
-    def _grant(self, program: Program, stream: Any) -> None:
+    def grant(self, program: Program, stream: Any) -> None:
         raise RuntimeError("Train this model by Study.run.")
 
-    def _await_begun(self, program: Program) -> None:
+    def await_begun(self, program: Program) -> None:
         """Nobody shows metrics."""
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """All is at rest whenever somebody looks."""
 
     def clock(self) -> float:
@@ -478,5 +478,3 @@ class _Nothing:
         return self._turns[sends]
 
     def deliver(self, heads: Any, message: Any) -> None: ...
-
-    def forget_rows(self) -> None: ...

@@ -243,7 +243,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Reading a weight does this by itself.
         """
         with self.engine.explained():
-            self.batches.resolve_own()
+            self.batches.resolve()
             self.engine.drain()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------

@@ -8,7 +8,6 @@ other step the batch is handed out once it was run, before the next token is giv
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,8 +42,6 @@ class HandingOut:
         self.examples = 0
         # Also of a loop that was left by `break`, whose last step was run.
         self._unresolved: set[TokenIterator] = set()
-        self._taker: threading.Thread | None = None
-        """The thread that took the last token."""
         self._taken_at_reset = 0
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
@@ -80,7 +77,6 @@ class HandingOut:
         `at_once`.
         """
         self.resolve()
-        self._taker = threading.current_thread()
         if iterator.passing:
             iterator.passing -= 1
             self._passes.tokens += 1
@@ -196,12 +192,6 @@ class HandingOut:
     def _has_logs(self) -> bool:
         """Whether a worker has taken a mini-batch since metrics were reset."""
         return self._engine.handed_out > self._taken_at_reset
-
-    def resolve_own(self) -> None:
-        """As `resolve`, but for the token of another thread, which may be about to use it."""
-        taker = self._taker
-        if taker in (None, threading.current_thread()) or not taker.is_alive():
-            self.resolve()
 
     def resolve(self) -> None:
         """Hands out batches whose tokens were used in a training step."""
