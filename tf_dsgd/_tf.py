@@ -424,7 +424,8 @@ def is_keras_predict_step(fn: Callable[..., Any]) -> bool:
 
 def compiled_as(model: keras.Model) -> tuple[Any, ...]:
     """Objects of which `compile` makes others each time."""
-    return model.optimizer, model._compile_loss, model._compile_metrics, model._loss_tracker
+    names = ("optimizer", "_compile_loss", "_compile_metrics", "_loss_tracker")
+    return tuple(getattr(model, name, None) for name in names)
 
 
 def is_step_of_fit(function: Any) -> bool:

@@ -22,6 +22,11 @@ def state_without_seed() -> Any:
     return None if generator is None else generator.state.value
 
 
+def begin_generator_anew() -> None:
+    """The next call of `keras.random` without a seed makes a generator of its own."""
+    _global_state.set_global_attribute(_NAME, None)
+
+
 def is_state_of_generator(variable: tf.Variable) -> bool:
     """Whether it is the state of a `tf.random.Generator`."""
     name = variable.name.rpartition(":")[0].rpartition("/")[2]

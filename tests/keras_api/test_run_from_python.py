@@ -135,24 +135,37 @@ def test_a_model_that_is_compiled_again_trains_as_it_was_compiled_last(strategy)
     helpers.assert_close(weights(strategy.scope(), loop), plain, tolerance=1e-5)
 
 
-def test_functions_and_models_are_freed(strategy):
-    """With what was traced of them, though their strategy is still used."""
-    alive = []
+def test_a_constant_that_is_no_number_and_a_large_one_stay_the_same(strategy):
+    """NaN is not equal to itself, and a large array is not read at each call."""
+    weight, step = adding(strategy)
+    large = np.zeros(1 << 20, "float32")
+    with_nan = np.array([1.0, np.nan], "float32")
+
+    def given(ticket, *others):
+        step(ticket)
+
+    for ticket in tickets(strategy, 3):
+        strategy.run(given, args=(ticket, large, with_nan, float("nan")))
+    np.testing.assert_array_equal(weight.numpy(), [-3.0])
+    (ticket,) = tickets(strategy, 1)
+    with pytest.raises(ValueError, match="given other arguments"):
+        strategy.run(given, args=(ticket, large, with_nan + 1.0, float("nan")))
+
+
+def test_what_a_model_was_compiled_as_before_is_not_kept(strategy):
+    with strategy.scope():
+        model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    optimizers = []
     for _ in range(3):
-        _, step = adding(strategy)
         with strategy.scope():
-            model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
-        for ticket in tickets(strategy, 2):
-            strategy.run(step, args=(ticket,))
+            model.compile(keras.optimizers.SGD(1.0), model.loss)
+        optimizers.append(weakref.ref(model.optimizer))
         data = tf.data.Dataset.from_tensor_slices(helpers.ones(4)).batch(2)
         for batch in strategy.experimental_distribute_dataset(data):
             strategy.run(model.train_step, args=(batch,))
-        alive.append((weakref.ref(step), weakref.ref(model)))
-        del step, model, ticket, batch
-        keras.backend.clear_session()
-        gc.collect()
-    assert len(strategy.batches.programs) <= 2  # the last ones
-    assert [each() for pair in alive[:-1] for each in pair] == [None] * 4
+        del batch
+    gc.collect()
+    assert len(strategy._eager._traced) == 1
 
 
 class Trainer:

@@ -182,6 +182,10 @@ class RunningMetrics:
         self._of_the_lost = []
         self.add_up()
 
+    def _is_current(self, number: int) -> bool:
+        """Whether that is the last reset, or, where there is no sum, that of another step since."""
+        return number == self._number or (not self._metrics and number > self._number)
+
     def report(self, worker: int, values: Sequence[tf.Tensor]) -> bool:
         """A worker in another process has reported this of `worker_total`.
 
@@ -191,7 +195,7 @@ class RunningMetrics:
         if not values:
             return True
         self._of_workers[worker] = number, _ = int(values[0]), values[1:]
-        return number == self._number
+        return self._is_current(number)
 
     def forget(self, worker: int) -> None:
         """A worker is new, and begins with nothing; what the one before it reported stays."""
@@ -209,4 +213,4 @@ class RunningMetrics:
     def _reported(self) -> list[Sequence[tf.Tensor]]:
         """What workers reported since the reset; those of before may still report."""
         reported = [*list(self._of_workers.values()), *self._of_the_lost]
-        return [values for number, values in reported if number == self._number]
+        return [values for number, values in reported if self._is_current(number)]

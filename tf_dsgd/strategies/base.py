@@ -37,7 +37,7 @@ from tf_dsgd.strategies.checkpoint import Checkpoint
 from tf_dsgd.strategies.compiling import make_functions_without_xla
 from tf_dsgd.strategies.dataset import Token, TokenDataset, TokenSpec, sample
 from tf_dsgd.strategies.description import describe
-from tf_dsgd.strategies.eager import Given
+from tf_dsgd.strategies.eager import EagerPrograms, Given
 from tf_dsgd.strategies.extended import Extended, Scope
 from tf_dsgd.strategies.handing_out import FitProgram, HandingOut
 from tf_dsgd.strategies.here import run_here
@@ -112,7 +112,7 @@ class DistributedStrategy(tf.distribute.Strategy):
             ]
         self.engine.shards = self._shards
         self.batches = HandingOut(self.engine, self.passes)
-        self._by_trace: list[FitProgram] = []
+        self._eager = EagerPrograms()
         self._pulls: dict[Any, Any] = {}
         not_swallowed()
         if shard_optimizer is not None:
@@ -251,7 +251,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def scope(self) -> Any:
         """Within, models, layers, metrics and optimizers are created for this strategy."""
         make_functions_without_xla()
-        return Scope(super().scope())
+        return Scope(super().scope(), self)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """Gives a dataset of tokens, one for each mini-batch of `dataset`.
@@ -357,21 +357,20 @@ class DistributedStrategy(tf.distribute.Strategy):
 
     def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
         """The functions of a step that takes one batch and applies gradients."""
-        traced = self._program(fn, TokenSpec(element_spec), lambda batch: ((batch,), {}))
+        traced = self._known(fn, TokenSpec(element_spec), lambda batch: ((batch,), {}), ())
         if traced is None:
             raise ValueError("The step applies no gradients.")
-        self._by_trace.append(traced)
         return traced.program
 
     def _known(self, fn: Any, token: Any, with_batch: Any, given: Any) -> FitProgram | None:
         if not tf.executing_eagerly():
             return self._program(fn, token, with_batch)
-        call = Given(self, fn, token.element_spec, given)
-        program = call.find()
+        call = Given(fn, token.element_spec, given)
+        program = self._eager.find(call)
         if program is None:
             program = self._program(fn, token, with_batch)
             if program is not None:
-                call.keep(program)
+                self._eager.keep(call, program)
         return program
 
     def _program(self, fn: Any, token: Any, with_batch: Any) -> FitProgram | None:

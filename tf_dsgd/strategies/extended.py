@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd import _tf, _tf_errors
+from tf_dsgd import _tf, _tf_errors, _tf_random
 from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.refused import of_two_scopes
 from tf_dsgd.strategies.rows import lookups, splitting, tables
@@ -150,17 +150,22 @@ def _is_summed(options: dict[str, Any]) -> bool:
 class Scope:
     """A strategy's scope, with an error that says what to do when two scopes meet."""
 
-    def __init__(self, scope: Any):
+    def __init__(self, scope: Any, strategy: Any):
         self._scope = scope
+        self._strategy = strategy
 
     def __enter__(self) -> Any:
         try:
-            return self._scope.__enter__()
+            entered = self._scope.__enter__()
         except RuntimeError as error:
             raise RuntimeError(
                 "The scope of another tf.distribute strategy is open. Leave it first: a model is "
                 "trained by one strategy."
             ) from error
+        state = _tf_random.state_without_seed()
+        if getattr(state, "distribute_strategy", None) not in (None, self._strategy):
+            _tf_random.begin_generator_anew()  # workers would draw from another strategy's
+        return entered
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> Any:
         result = self._scope.__exit__(kind, error, traceback)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -75,16 +75,17 @@ def run_here(
             return run()
     check_step(fn, optimizers)
     schedules.follow()
-    with schedules.counted_here():
+    with schedules.counted_here() as applied:
         outputs = run()
-        _check_not_owned(strategy, fn.__self__)  # now that the optimizer is built
+        _check_not_owned(strategy, applied)  # now that optimizers are built
     return outputs
 
 
-def _check_not_owned(strategy: Any, model: keras.Model) -> None:
+def _check_not_owned(strategy: Any, applied: Sequence[keras.optimizers.Optimizer]) -> None:
     """Refuses a step here on what is the workers' own: it would know and change none of theirs."""
     local = strategy.algorithm.local
-    kinds = {kind for kind, _ in _tf.optimizer_variables(model.optimizer)} - {"count", "rate"}
+    kinds = {kind for each in applied for kind, _ in _tf.optimizer_variables(each)}
+    kinds -= {"count", "rate"}
     own = kinds & {"scale"} if local.sends_slots else kinds
     if strategy.algorithm.between_peers is not None or local.keeps_weights:
         what = "weights"

@@ -70,10 +70,13 @@ class Schedules:
         return [count for optimizer, count in self._counts.items() if optimizer in counting]
 
     @contextlib.contextmanager
-    def counted_here(self) -> Iterator[None]:
-        """Within, a step is traced that no worker takes part in; at the end it is counted."""
+    def counted_here(self) -> Iterator[list[keras.optimizers.Optimizer]]:
+        """Within, a step is traced that no worker takes part in; at the end it is counted.
+
+        Gives the optimizers that it has applied.
+        """
         with self._optimizers.noted() as applied:
-            yield
+            yield applied
         for count in [self.steps, *self.of(applied)]:
             count.assign_add(1)
 
