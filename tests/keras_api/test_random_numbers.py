@@ -100,14 +100,25 @@ def start():
     return tf_dsgd.DownpourStrategy(helpers.workers(1))
 
 
-@pytest.mark.parametrize("where", ["outside", "in_another_scope"])
-def test_kerass_own_generator_is_told_of_by_that_name(where):
-    if where == "outside":
-        keras.random.normal([])
-    else:
-        fit(start(), Noise())
+def test_kerass_own_generator_is_told_of_by_that_name():
+    keras.random.normal([])
     with pytest.raises(ValueError, match=r"without a seed.*seed=keras.random.SeedGenerator"):
         fit(start(), Noise())
+
+
+def test_each_strategy_of_a_process_has_kerass_own_generator():
+    """As where a notebook's cells run twice; each draws other numbers for each mini-batch."""
+    x, y = helpers.ones(8)
+    for _ in range(3):
+        with start().scope():
+            model = keras.Sequential([keras.Input((3,)), Noise(), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        seen = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, seen=seen: seen.append(logs["loss"])
+        )
+        model.fit(x, y, batch_size=1, verbose=0, callbacks=[note])
+        assert len({round(float(loss), 6) for loss in seen}) > 4
 
 
 @pytest.mark.parametrize("what", ["metric", "seed_generator", "layer"])
