@@ -362,8 +362,9 @@ def plot(name: str, path: str) -> None:
                 spread = [np.subtract(means, lows), np.subtract(highs, means)] if few else None
                 marker = "osD^"[number // 10 % 4]  # after ten colours come again
                 axis.errorbar(x, means, spread, marker=marker, markersize=3, capsize=2, label=label)
-        for label, mean in baselines.items():
-            axis.axhline(mean, color="grey", linestyle="--", linewidth=1, label=label)
+        for number, (label, mean) in enumerate(baselines.items()):
+            style = ("--", ":")[number % 2]
+            axis.axhline(mean, color="grey", linestyle=style, linewidth=1, label=label)
         if along != "seconds":
             axis.set_xscale("log", base=2)
         axis.set_xlabel(_ALONG.get(along, along))
