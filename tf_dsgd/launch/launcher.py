@@ -65,7 +65,6 @@ _DEFAULTS = {
     "MALLOC_MMAP_THRESHOLD_": _KEPT_BYTES,
     # TensorFlow switches oneDNN on only where there is AVX-512; with AVX2 it is faster, too.
     "TF_ENABLE_ONEDNN_OPTS": "1",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
 """Of the environment of processes, unless the user has set them."""
 
@@ -405,7 +404,8 @@ def _reserved_addresses(count: int) -> Iterator[list[str]]:
 
 def _environment(cluster: dict[str, Any], job: str, index: int) -> dict[str, str]:
     config = {"cluster": cluster, "task": {"type": job, "index": index}}
-    ours = {name: os.environ.get(name, value) for name, value in _DEFAULTS.items()}
+    defaults = {**_DEFAULTS, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    ours = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return {"TF_CONFIG": json.dumps(config), **ours}
 
 
