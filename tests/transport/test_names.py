@@ -90,6 +90,14 @@ def test_a_name_is_not_looked_up_at_each_question(service):
     assert service.asked == ["node", "unknown"]
 
 
+def test_an_address_is_no_name(service):
+    """It is never looked up again, for which a thread would be made every ten seconds."""
+    service.places["10.0.0.1"] = [("10.0.0.1", 7)]
+    for _ in range(3):
+        assert after(service, 60.0, "10.0.0.1:7") == [entry("10.0.0.1", 7)]
+    assert service.asked == ["10.0.0.1"]
+
+
 def test_connections_to_a_place_that_a_name_had_are_closed(service):
     """But not to one that is another task's now."""
     with socket.create_server(("127.0.0.1", 0)) as before:

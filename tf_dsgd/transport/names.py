@@ -8,6 +8,8 @@ waits for the name service: a name is looked up again aside.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+import math
 import socket
 import threading
 import time
@@ -83,8 +85,19 @@ def _renew(address: str, known: _Name) -> None:
             known.is_asked = False
             known.places = known.places if found is None else found
             seconds = _FRESH_SECONDS if known.places else _FAILED_SECONDS
+            if known.places and _is_number(host):
+                seconds = math.inf  # nobody tells another place of it
             known.until = time.monotonic() + seconds
             known.ever |= _where(known.places)
+
+
+def _is_number(host: str) -> bool:
+    """Whether it is an IP address and no name."""
+    try:
+        ipaddress.ip_address(host.strip("[]").split("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _where(places: list[Any]) -> set[tuple[str, int]]:
