@@ -34,16 +34,7 @@ try:
 except KeyboardInterrupt:
     print("SAVED", flush=True)
 """
-SAVES = """
-import sys, time
-try:
-    time.sleep(0.5)
-    print("READY", flush=True)
-    sys.stdin.read()
-except KeyboardInterrupt:
-    time.sleep(1.0)
-    print("SAVED", flush=True)
-"""
+SAVES = CATCH.replace('    print("SAVED', '    time.sleep(1.0)\n    print("SAVED')
 HANDLES = """
 import signal, sys, time
 

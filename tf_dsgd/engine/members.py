@@ -140,7 +140,7 @@ class Members:
 
         Where a step is traced, TensorFlow's C code makes a SystemError of another.
         """
-        lost = self._lost_shards(error, isinstance(error, (*_BROKEN, SystemError)))
+        lost = self._lost_shards(error, must_answer=True)
         return self._shards_lost(lost) if lost else None
 
     def _lost_shards(self, error: BaseException, must_answer: bool) -> list[str]:
@@ -321,15 +321,10 @@ class Members:
             self.lose(self.tasks[m])
         absent = self._absent()
         answering = self.connection.answering([task.index for task in absent])
-        slow = [t.index for t in absent if t.index not in answering]
-        refused = any(t.state is TaskState.REFUSED for t in absent)
-        # A glance may miss one on a busy machine: it is joined later, but not taken for gone.
-        ask = refused or len(absent) == len(self.tasks)
-        listening = answering | (self.connection.reached(slow) if ask else set())
+        listening = self._listening(absent, answering)
         for task in absent:
             if task.index not in answering:
-                gone = task.state is TaskState.REFUSED and task.index not in listening
-                if gone:
+                if task.state is TaskState.REFUSED and task.index not in listening:
                     task.become(TaskState.LOST)
             elif self.engine.has_thread(task):
                 continue  # it has not found out yet that its worker is lost
@@ -368,6 +363,16 @@ class Members:
         if working and not waits and least is not None and now - self._standing[0] > least:
             groups = self.connection.groups
             self.connection.silence(a for m in working for a in groups[m].addresses)
+
+    def _listening(self, absent: list[Task], answering: set[int]) -> set[int]:
+        """Those of the absent workers that are there, where something hangs on that.
+
+        A glance may miss one on a busy machine: it joins later, but is not taken for gone.
+        """
+        if len(absent) < len(self.tasks) and all(t.state is not TaskState.REFUSED for t in absent):
+            return answering
+        slow = [task.index for task in absent if task.index not in answering]
+        return answering | self.connection.reached(slow)
 
     def _may_join(self, task: Task) -> bool:
         """Whether nobody completes a lease of that worker: TensorFlow is not told of it before."""

@@ -197,21 +197,26 @@ def _launched(command: Sequence[str], path: str) -> int:
     except BaseException as error:  # or of a handler of SIGTERM, SystemExit
         interrupted = isinstance(error, KeyboardInterrupt)
         launcher.send_signal(signal.SIGINT if interrupted else signal.SIGTERM)
-        told = time.monotonic()
-        until = told + INTERRUPT_SECONDS + 2 * STOP_SECONDS
-        while launcher.poll() is None and time.monotonic() < until:
-            try:
-                launcher.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                break
-            except KeyboardInterrupt:
-                if time.monotonic() - told > AGAIN_SECONDS:
-                    break
+        _await_end(launcher)
         raise
     finally:
         if launcher.poll() is None:
             launcher.kill()
-            launcher.wait()
+            launcher.wait(STOP_SECONDS)
+
+
+def _await_end(launcher: subprocess.Popen[bytes]) -> None:
+    """Gives it the time that it gives the script, or until a second Ctrl-C."""
+    told = time.monotonic()
+    until = told + INTERRUPT_SECONDS + 2 * STOP_SECONDS
+    while launcher.poll() is None:
+        try:
+            launcher.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return
+        except KeyboardInterrupt:
+            if time.monotonic() - told > AGAIN_SECONDS:
+                return
 
 
 class _Training:

@@ -21,7 +21,7 @@ _FRESH_SECONDS = 10.0
 """For so long a name is not looked up again: each task is asked every two seconds."""
 _FAILED_SECONDS = 1.0
 """The same, of one that nobody has told yet."""
-_GONE = {getattr(socket, name, None) for name in ("EAI_NONAME", "EAI_NODATA")}
+_GONE = {getattr(socket, name, socket.EAI_NONAME) for name in ("EAI_NONAME", "EAI_NODATA")}
 """What a name service says of a name that there is not."""
 
 

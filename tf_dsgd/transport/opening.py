@@ -62,15 +62,13 @@ def _own_place(tasks: Tasks) -> str | None:
     """
     here: str | None = None
     for address in (*tasks.ps.values(), *tasks.workers.values()):
-        for family, *_, place in names.places(address):
-            its = ipaddress.ip_address(place[0].split("%")[0])
-            if its.is_loopback or its.is_link_local:
+        for family, *_, (its, port, *_) in names.places(address):
+            if ipaddress.ip_address(its).is_loopback or ipaddress.ip_address(its).is_link_local:
                 continue
-            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as way:
-                way.settimeout(deadlines.PROBE_SECONDS)
-                way.connect(place)
-                own = way.getsockname()[0]
-                if own != place[0]:
+            with contextlib.suppress(OSError):
+                with socket.create_connection((its, port), deadlines.PROBE_SECONDS) as way:
+                    own = way.getsockname()[0]
+                if own != its:
                     return _with_a_free_port(family, own)
                 here = here or _with_a_free_port(family, own)
     return here

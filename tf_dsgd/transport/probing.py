@@ -20,7 +20,7 @@ def reachable(address: str, seconds: float) -> bool:
 
 def not_reachable(addresses: Iterable[str], seconds: float) -> set[str]:
     """Those of the addresses at which nothing accepts TCP connections; asked at the same time."""
-    return _Asked(addresses, seconds, connects=True).missing
+    return _Inquiry(addresses, seconds, connects=True).missing
 
 
 def refusing(addresses: Iterable[str], seconds: float) -> set[str]:
@@ -28,7 +28,7 @@ def refusing(addresses: Iterable[str], seconds: float) -> set[str]:
 
     Of a host that says nothing, as one that is cut off for a moment, that is not known.
     """
-    return _Asked(addresses, seconds, connects=True).refused
+    return _Inquiry(addresses, seconds, connects=True).refused
 
 
 # What an HTTP/2 client says first (RFC 9113, section 3.4): its preface and empty settings.
@@ -52,7 +52,7 @@ def not_answering(addresses: Iterable[str], seconds: float) -> set[str]:
     All are asked at the same time, so that one from which nothing comes back, as where a host was
     cut off, takes nothing from the time of the others.
     """
-    return _Asked(addresses, seconds).missing
+    return _Inquiry(addresses, seconds).missing
 
 
 _MOST_AT_ONCE = 100
@@ -64,7 +64,7 @@ _reached: set[tuple[str, Any]] = set()
 """Addresses with those of their places that have taken a connection."""
 
 
-class _Asked:
+class _Inquiry:
     """What is at addresses, all asked at the same time, and all places of a name.
 
     Of one that could not be asked, as no file was left for that, nothing is said.
