@@ -71,7 +71,9 @@ def test_own_loops_print_a_table_beside_ours(tmp_path):
         for name in loops:
             (outcome,) = group["results"][name]
             assert set(outcome["cpu_seconds"]) == roles
-            assert outcome["steps"] % 20 == 0 and outcome["steps"] > 0
+            # All but one kind of loop take twenty mini-batches a call.
+            assert outcome["steps"] > 0
+            assert "a call a step" in name or outcome["steps"] % 20 == 0
             assert 0.5 < outcome["loss"] < 5.0  # ten classes by chance: 2.3
         (ours,) = group["results"]["Downpour, periods of 20"]
         assert ours["steps"] == 2560 // 64
