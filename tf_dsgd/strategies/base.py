@@ -243,8 +243,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         Reading a weight does this by itself.
         """
         with self.engine.explained():
-            self.batches.resolve()
-            self.engine.drain()
+            self.batches.settle()
 
     # -- what TensorFlow and Keras call -----------------------------------------------------
 
@@ -352,7 +351,8 @@ class DistributedStrategy(tf.distribute.Strategy):
                 if program.of_keras and not tf.executing_eagerly():
                     with tf.init_scope():
                         self.batches.traced(program)
-                return program.step_of_chief()
+                token.make_ready()
+                return program.step_of_chief(token.ran)
         return super().run(fn, *with_batch(token.batch()), options)
 
     def trace(self, fn: Callable[[Any], Any], element_spec: Any) -> Program:
@@ -391,7 +391,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 return None
             with tf.init_scope():
                 # Not `self.settle`: this very token's step is not run yet.
-                tf.autograph.experimental.do_not_convert(self.engine.drain)()
+                tf.autograph.experimental.do_not_convert(self.batches.drain)()
             if self._resets is not None:
                 step.fetch_resets(self._resets)
             program = Program(

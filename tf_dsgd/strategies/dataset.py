@@ -10,11 +10,13 @@ nothing.
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
@@ -22,7 +24,7 @@ from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.kept import Kept
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.position import Position
-from tf_dsgd.strategies.stream import InputTime, Queues, Stream, tensors
+from tf_dsgd.strategies.stream import NUMBERS, InputTime, Queues, Stream, tensors
 
 
 class TokenSpec(tf.TypeSpec):
@@ -50,24 +52,32 @@ class TokenSpec(tf.TypeSpec):
 
     @property
     def _component_specs(self) -> Any:
-        return (tf.TensorSpec([], tf.resource),)
+        return (tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.resource))
 
     def _to_components(self, value: Token) -> Any:
         # TensorFlow asks for the components of what a function is called with: the token is used.
         value.make_ready()
-        return (value.queue,)
+        return (value.queue, value.ran)
 
     def _from_components(self, components: Any) -> Token:
-        return Token(components[0], self)
+        return Token(components[0], components[1], self)
 
 
 class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     """Stands for one mini-batch, wherever it will be used. Pass it whole to `strategy.run`."""
 
-    def __init__(self, queue: tf.Tensor, spec: TokenSpec, stream: Stream | None = None):
+    def __init__(
+        self,
+        queue: tf.Tensor,
+        ran: tf.Tensor,
+        spec: TokenSpec,
+        iterator: TokenIterator | None = None,
+    ):
         self.queue = queue
+        self.ran = ran  # where a training step takes down that it ran
         self._spec = spec
-        self._stream = stream  # None where a function is traced
+        self._iterator = iterator  # None where a function is traced
+        self.used = False
 
     @property
     def _type_spec(self) -> TokenSpec:
@@ -79,9 +89,9 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         return self._spec.element_spec
 
     def make_ready(self) -> None:
-        """Makes sure that the batch is in the queue."""
-        if self._stream is not None and not self._stream.make_ready():
-            raise tf.errors.OutOfRangeError(None, None, "The dataset is empty.")
+        """Called before the token is used: makes sure that the batch is in the queue."""
+        if self._iterator is not None:
+            self._iterator.use(self)
 
     def batch(self) -> Any:
         """Takes the batch, for a step that runs here."""
@@ -137,11 +147,17 @@ class TokenIterator:
     def __init__(self, dataset: TokenDataset):
         self.dataset = dataset
         self.stream = dataset.stream()
-        self._token = Token(self.stream.queue, TokenSpec(dataset.element_spec), self.stream)
+        self._spec = TokenSpec(dataset.element_spec)
+        self.mutex = threading.RLock()
+        """Held by whoever takes a token, or hands out the batch of one."""
         self.program: Any = None
         """The training program of `fit` that these batches go to, once known."""
-        self.pending = False
-        """Whether a token was given whose step was not yet seen to run."""
+        self._given: collections.deque[weakref.ref[Token]] = collections.deque()
+        """Tokens that nobody has used, in order."""
+        self.pending = 0
+        """Tokens that were used, perhaps by a step that is not yet seen to have run."""
+        self._ran_before: np.ndarray | None = None
+        """What was known of steps that ran on tokens of this iterator."""
         self.opened = False
         self.done = 0
         """Batches handed out, and those that were done before."""
@@ -178,9 +194,61 @@ class TokenIterator:
                 "size."
             )
 
+    def use(self, token: Token) -> None:
+        """Called before a token is used, perhaps by a step: its batch is the next in the queue.
+
+        Those of tokens given before it, which nobody has any more, are skipped.
+
+        Raises:
+            RuntimeError: if its batch was used before, or one given before it is still to be used.
+            tf.errors.OutOfRangeError: if there are no data.
+        """
+        if not self.stream.make_ready():
+            raise tf.errors.OutOfRangeError(None, None, "The dataset is empty.")
+        if self.program is not None:
+            return
+        with self.mutex:
+            if self._ran_before is None:
+                self._ran_before = self.stream.ran.numpy()
+            self.dataset.strategy.batches.uses(self)
+            if not token.used:
+                self._skip_those_before(token)
+                token.used = True
+                self.pending += 1
+            if not (self.pending and self.stream.has_taken()):
+                raise RuntimeError(
+                    "A batch of a distributed dataset was used twice. It is one step's alone: put "
+                    "what is to be done with it into one function, with one strategy.run."
+                )
+
+    def ran(self) -> np.ndarray:
+        """How often training steps ran on tokens of this, since this was asked, by their number."""
+        if self._ran_before is None:
+            return np.zeros(NUMBERS, np.int64)
+        before, self._ran_before = self._ran_before, self.stream.ran.numpy()
+        return self._ran_before - before
+
+    def _skip_those_before(self, token: Token) -> None:
+        while self._given:
+            other = self._given.popleft()()
+            if other is token:
+                return
+            if other is not None or self.pending:
+                break
+            self.dataset.strategy.batches.drain()  # workers have what is before it in the queue
+            if not self.stream.skip_one():
+                break
+        raise RuntimeError(
+            "Batches of a distributed dataset are used in the order in which they were taken. Pass "
+            "each to strategy.run before the next is taken: for batch in dataset: "
+            "strategy.run(step, args=(batch,))."
+        )
+
     def train(self, program: Any) -> None:
         """Called when the first token was used in `fit`: workers may make the batches then."""
         self.program = program
+        self._given.clear()
+        self.pending = 0
         if self.dataset.source is not None:
             self.stream.pipelines = self.dataset.source.start()
             self.stream.pipelines.take()
@@ -213,9 +281,13 @@ class TokenIterator:
         """
         if not tf.executing_eagerly():
             self.get_next_as_optional()
-        if not self.dataset.strategy.batches.next_token(self, at_once):
-            raise StopIteration
-        return self._token
+        with self.mutex:
+            if not self.dataset.strategy.batches.next_token(self, at_once):
+                raise StopIteration
+            token = Token(self.stream.queue, self.stream.ran.handle, self._spec, self)
+            if self.program is None:
+                self._given.append(weakref.ref(token))
+        return token
 
 
 class _Steps:

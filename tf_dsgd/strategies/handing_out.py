@@ -3,11 +3,18 @@
 Whether a token is for training only the step that the caller runs with it can tell. `fit` is known
 by Python's stack: where the model has run its step before, on batches of that type, or traces it
 now, the batch is handed out at once, and the step finds what a worker has reported of it. Of any
-other step the batch is handed out once it was run, before the next token is given.
+other step the batch is handed out once it was run, before the next token of that iterator is given.
+
+Any thread may read a weight, and bring workers to rest for that: `turn` is held by who hands out,
+and by who waits for rest, and by nobody while batches are read, which may need another thread that
+reads a weight.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,17 +24,21 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd._tf_python import called_by_a_graph, calls_python
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
+from tf_dsgd.strategies.caller import fit_runs_in, fit_that_runs, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.nothing_yet import leave_logs_out
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.showing import Logs, show_only, step_of_keras
 from tf_dsgd.strategies.step import TracedStep, is_train_step
+from tf_dsgd.strategies.stream import NUMBERS
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.tracing import Trace, tracing
+
+_numbers = itertools.count()
 
 
 class HandingOut:
@@ -40,8 +51,14 @@ class HandingOut:
         """Those that the caller's functions still have."""
         self.handed_out = 0
         self.examples = 0
+        self._turn = threading.RLock()
         # Also of a loop that was left by `break`, whose last step was run.
-        self._unresolved: set[TokenIterator] = set()
+        self._used: dict[TokenIterator, int] = {}
+        """Of which a token is used, and not yet known to be for training; and by which thread."""
+        self._error: tuple[int, BaseException] | None = None
+        """What another thread's reading has raised, and the thread whose `fit` that ends."""
+        self._thread = 0
+        """Who has handed out last."""
         self._taken_at_reset = 0
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
@@ -76,7 +93,8 @@ class HandingOut:
         Returns False at the end of the data. The first batch is made ready when it is used, unless
         `at_once`.
         """
-        self.resolve()
+        self._resolve(iterator)
+        self._raise_what_others_met()
         if iterator.passing:
             iterator.passing -= 1
             self._passes.tokens += 1
@@ -88,15 +106,15 @@ class HandingOut:
         try:
             if not iterator.stream.take(at_once):
                 if iterator.program is None:  # a loop of the user's own, which reads no metrics
-                    self._engine.drain()
+                    self.drain()
                 return False
         except tf.errors.OpError:
-            self._engine.drain()  # the batches before the one that failed
+            self.drain()  # the batches before the one that failed
             raise
         if not iterator.opened:
             # Whoever opens a new dataset, to train or to evaluate, expects a model at rest.
             iterator.opened = True
-            self._engine.drain()
+            self.drain()
             program = self._of_fit(iterator)
             if program is not None:
                 before = self.handed_out
@@ -110,10 +128,6 @@ class HandingOut:
             self._hand_out(iterator, iterator.program)
             self._hand_out_the_rest(iterator, iterator.program)
             return True
-        for program in self.programs:
-            program.mark()
-        iterator.pending = True
-        self._unresolved.add(iterator)
         return True
 
     def _hand_out_the_rest(self, iterator: TokenIterator, program: FitProgram) -> None:
@@ -163,14 +177,14 @@ class HandingOut:
         current = None if self._of_now is None else self._of_now()
         if current is not None and current.program.is_of_model_of(program):
             current.program = program  # in the middle of a pass, as after another `compile`
-        pending = [i for i in self._unresolved if i.pending]
-        if len(pending) != 1 or not program.takes(pending[0].dataset.element_spec):
+        here = threading.get_ident()
+        used = [iterator for iterator, thread in self._used.items() if thread == here]
+        if len(used) != 1 or not program.takes(used[0].dataset.element_spec):
             return
-        (iterator,) = pending
+        (iterator,) = used
         if iterator.stream.at_end():
             return  # there are no data, as the token will say
-        self._unresolved.clear()
-        iterator.pending = False
+        del self._used[iterator]
         before = self.handed_out
         if self._begin(iterator, program):
             self.await_logs(iterator)
@@ -187,26 +201,102 @@ class HandingOut:
     def await_logs(self, iterator: TokenIterator) -> None:
         """Before `fit` runs its step: waits until it finds what a worker has reported."""
         if iterator.program is not None and not iterator.passing:
-            self._engine.await_begun(iterator.program.program)
+            with self._turn:
+                self._engine.await_begun(iterator.program.program)
 
     def _has_logs(self) -> bool:
         """Whether a worker has taken a mini-batch since metrics were reset."""
         return self._engine.handed_out > self._taken_at_reset
 
-    def resolve(self) -> None:
+    def settle(self) -> None:
+        """Hands out what is known to be for training, and waits until the model is at rest.
+
+        Raises:
+            RuntimeError: if Python code of a worker's step calls this, which waits for that code.
+            BaseException: what ends training. The `fit` of another thread ends by that, too.
+        """
+        in_step = not self._engine.is_at_rest and any(p.calls_python for p in self.programs)
+        if in_step and called_by_a_graph():
+            raise RuntimeError(
+                "Python code of a step (tf.numpy_function, tf.py_function) read or wrote a "
+                "variable of the model, which would wait for that step. Pass what it needs as an "
+                "argument, as in tf.numpy_function(f, [layer.kernel], ...); or read it in a "
+                "callback."
+            )
+        self._raise_what_others_met()
+        try:
+            self._resolve()
+            self.drain()
+        except Exception as error:
+            if self._thread != threading.get_ident() and fit_runs_in(self._thread):
+                self._error = self._thread, error
+            raise
+
+    def _raise_what_others_met(self) -> None:
+        if self._error is None or self._error[0] != threading.get_ident():
+            return
+        (_, error), self._error = self._error, None
+        raise error
+
+    def drain(self) -> None:
+        """Waits until the workers have done what was handed out; no token is looked at."""
+        with self._turn:
+            self._engine.drain()
+
+    def uses(self, iterator: TokenIterator) -> None:
+        """A function, or a step, is given a token of this."""
+        if iterator in self._used:
+            self._resolve_one(iterator)  # of another token, or of this one, which is used again
+        self._used.setdefault(iterator, threading.get_ident())
+
+    def _resolve(self, asking: TokenIterator | None = None) -> None:
         """Hands out batches whose tokens were used in a training step."""
-        for iterator in list(self._unresolved):
-            self._unresolved.discard(iterator)
-            if not iterator.pending:
-                continue
-            iterator.pending = False
-            used = [p for p in self.programs if p.was_run()]
-            if used and used[0].of_keras:
-                self._begin(iterator, used[0])
-            elif used and iterator.stream.make_ready():
-                self._hand_out(iterator, used[0])
+        here = threading.get_ident()
+        for iterator, thread in list(self._used.items()):
+            if not iterator.mutex.acquire(blocking=False):
+                continue  # who takes its next token sees to this one first
+            try:
+                # Unless a step ran, a token was used for something else, or its step is under way.
+                if not self._resolve_one(iterator) and (iterator is asking or thread == here):
+                    self._used.pop(iterator, None)
+                    iterator.pending = 0
+            finally:
+                iterator.mutex.release()
+
+    def _resolve_one(self, iterator: TokenIterator) -> bool:
+        """Whether a step ran on a token of this, whose batch is handed out then."""
+        ran = iterator.ran()
+        found = [p for p in self.programs for _ in range(ran[p.number])]
+        if not found:
+            return False
+        self._used.pop(iterator, None)
+        pending, iterator.pending = iterator.pending, 0
+        if len(found) > pending:
+            raise RuntimeError(
+                f"{len(found)} training steps were given {pending} of a distributed dataset's "
+                "batches. A batch is one step's: put them into one step, with one strategy.run."
+            )
+        for program in found:
+            if program.of_keras and iterator.program is None:
+                self._begin(iterator, program)
+            elif iterator.stream.make_ready():
+                self._hand_out(iterator, program)
+        return True
 
     def _hand_out(self, iterator: TokenIterator, program: FitProgram) -> None:
+        with self._turn:
+            self._grant(iterator, program)
+        if (self.iterations is None and not program.shows_own_logs) or not iterator.stream.at_end():
+            return
+        with self._turn:
+            if self.iterations is not None:
+                self.iterations.end(iterator, program.program, program.model)
+            if program.shows_own_logs:
+                # Logs that are no metrics become the epoch's: show the last step its own.
+                self._engine.drain()
+
+    def _grant(self, iterator: TokenIterator, program: FitProgram) -> None:
+        self._thread = threading.get_ident()
         running = program.program.running
         if running.were_written:
             with self._engine.explained():
@@ -216,11 +306,6 @@ class HandingOut:
         self._passes.handed_out(iterator)
         self.examples += iterator.stream.examples
         self._engine.grant(program.program, iterator.stream)
-        if self.iterations is not None and iterator.stream.at_end():
-            self.iterations.end(iterator, program.program, program.model)
-        if program.shows_own_logs and iterator.stream.at_end():
-            # Logs that are no metrics become the epoch's: show the last step its own.
-            self._engine.drain()
 
 
 class FitProgram:
@@ -230,9 +315,10 @@ class FitProgram:
         self, program: Program, step: TracedStep, fn: Callable[..., Any], element_spec: Any
     ):
         self.program = program
+        self.number = next(_numbers) % NUMBERS
+        """Under which it takes down that it ran; one that is gone may have had it."""
         self._spec = TokenSpec(element_spec)
         self._step = step
-        self._seen = 0
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
         self.of_keras = is_train_step(fn)
         self.model = getattr(fn, "__self__", None) if self.of_keras else None
@@ -247,9 +333,14 @@ class FitProgram:
             reported = [*program.running.sums, *program.logs]
             self.logs = Logs(self._logs, program.running, reported)
 
-    def step_of_chief(self) -> Any:
-        """Counts that a step was run; shows all workers' metrics, or the latest outputs of one."""
+    def step_of_chief(self, ran: tf.Tensor) -> Any:
+        """Takes down that a step was run, also in `ran`, which is of its batch.
+
+        Shows all workers' metrics, or the latest outputs of one.
+        """
         self._runs.assign_add(1, read_value=False)
+        one = tf.constant(1, tf.int64)
+        tf.raw_ops.ResourceScatterAdd(resource=ran, indices=self.number, updates=one)
         return self._logs()
 
     def _logs(self) -> Any:
@@ -278,7 +369,7 @@ class FitProgram:
     def is_run_by(self, model: keras.Model) -> bool:
         """Whether the model's `fit` runs this program, as it has done before."""
         run_by = self.run_by is not None and self.run_by is step_of_keras(model)
-        return self.model is model and run_by and int(self._runs) > 0
+        return self.model is model and run_by and self.runs() > 0
 
     def is_of_model_of(self, other: FitProgram) -> bool:
         """Whether both are of one model."""
@@ -294,10 +385,11 @@ class FitProgram:
             return any(v is variable for v in metrics)
         return self.program.running.is_of(variable)
 
-    def mark(self) -> None:
-        """`was_run` is about what comes after this."""
-        self._seen = int(self._runs)
+    def runs(self) -> int:
+        """How often the caller has run the step."""
+        return int(self._runs)
 
-    def was_run(self) -> bool:
-        """Whether the step was run since `mark`."""
-        return int(self._runs) > self._seen
+    @functools.cached_property
+    def calls_python(self) -> bool:
+        """Whether workers call Python code of this process."""
+        return calls_python(self._step.function.graph)

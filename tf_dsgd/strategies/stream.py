@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
@@ -20,6 +21,9 @@ from tf_dsgd.strategies.pipelines import Progress
 _MOST_AT_ONCE = 16
 # An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
 _SLOW_SECONDS = 0.02
+
+NUMBERS = 64
+"""Training steps that are told apart where it is taken down which ran."""
 
 
 @dataclasses.dataclass
@@ -38,6 +42,8 @@ class Queues:
 
     def __init__(self) -> None:
         self.batches = _queue()
+        self.ran = _tf.make_variable(np.zeros(NUMBERS, np.int64), device="CPU:0", name="ran")
+        """How often each training step ran on one of these batches, by its number."""
 
     @functools.cached_property
     def notes(self) -> Any:
@@ -99,6 +105,11 @@ class Stream:
         """Why there are no batches after those in stock."""
 
     @property
+    def ran(self) -> tf.Variable:
+        """How often each training step ran on a batch of this or an earlier pass."""
+        return self._queues.ran
+
+    @property
     def queue(self) -> tf.Tensor:
         """Where workers take batches from."""
         return self._queue.queue_ref
@@ -138,6 +149,17 @@ class Stream:
                 return False
             tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
         return True
+
+    def skip_one(self) -> bool:
+        """Drops the first batch taken that is still in the queue; False if there is none."""
+        if not self.has_taken():
+            return False
+        tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
+        return True
+
+    def has_taken(self) -> bool:
+        """Whether a batch that was taken is still in the queue."""
+        return int(self._queue.size()) > self._stock
 
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""

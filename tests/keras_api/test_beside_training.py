@@ -1,0 +1,283 @@
+"""What else a program does while a step is to come, or while `fit` runs in another thread."""
+
+import itertools
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tf_dsgd
+from tests import helpers
+
+pytestmark = pytest.mark.medium
+
+CLUSTERS = {
+    "local": lambda: tf_dsgd.LocalCluster(2),
+    "simulated": lambda: tf_dsgd.SimulatedCluster(2, compute_seconds=1.0, seed=0),
+}
+
+if helpers.ON_CLUSTER:
+    CLUSTERS = {"cluster": tf_dsgd.TFCluster}
+
+
+@pytest.fixture(params=CLUSTERS)
+def strategy(request):
+    return tf_dsgd.DownpourStrategy(CLUSTERS[request.param](), push_every=2, fetch_every=2)
+
+
+def counting(strategy):
+    """A weight that each ticket adds itself to, and a model that predicts."""
+    with strategy.scope():
+        weight = tf.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight])
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    def step(ticket):
+        optimizer.apply([-tf.cast(ticket, tf.float32)[None]], [weight])
+
+    return weight, model, step
+
+
+def tickets(strategy, number):
+    return strategy.experimental_distribute_dataset(tf.data.Dataset.range(1, number + 1))
+
+
+def each(function, some):
+    for one in some:
+        function(one)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("meanwhile", ["predict", "loop", "broken", "read"])
+def test_a_ticket_may_wait_for_its_step(strategy, traced, meanwhile):
+    """Each of 1, ..., 7 is added once, whatever is done between a ticket and its step."""
+    weight, model, step = counting(strategy)
+
+    def call(ticket):
+        strategy.run(step, args=(ticket,))
+
+    call = tf.function(call) if traced else call
+
+    def do():
+        if meanwhile == "predict":
+            model.predict(np.ones((4, 3)), batch_size=2, verbose=0)
+        elif meanwhile == "loop":
+            for other in tickets(strategy, 2):
+                call(other)
+        elif meanwhile == "broken":
+            next(iter(tickets(strategy, 2)))
+        else:
+            weight.numpy()
+
+    for ticket in tickets(strategy, 7):
+        do()
+        call(ticket)
+    several = 7 * 3 if meanwhile == "loop" else 0
+    assert weight.numpy() == 28 + several
+    assert strategy.steps == (21 if meanwhile == "loop" else 7)
+    helpers.assert_ledger_balances(strategy)
+
+
+def test_a_ticket_that_is_not_used_is_skipped(strategy):
+    """The others train on their own mini-batches."""
+    weight, _, step = counting(strategy)
+    for number, ticket in enumerate(tickets(strategy, 9)):
+        if number % 3 != 1:
+            strategy.run(step, args=(ticket,))
+    assert weight.numpy() == 45 - 2 - 5 - 8
+    assert strategy.steps == 6
+    helpers.assert_ledger_balances(strategy)
+
+
+def test_tickets_may_be_taken_before_their_steps(strategy):
+    weight, _, step = counting(strategy)
+    taken = list(tickets(strategy, 5))
+    for ticket in taken:
+        strategy.run(step, args=(ticket,))
+    assert weight.numpy() == 15
+    taken = list(tickets(strategy, 5))
+    strategy.run(step, args=(taken[0],))
+    with pytest.raises(RuntimeError, match="in the order"):
+        strategy.run(step, args=(taken[2],))
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.timeout(300)
+def test_a_ticket_cannot_be_used_twice(strategy, trains):
+    """It would wait for a batch that is not there, or have another one."""
+    _, _, step = counting(strategy)
+
+    @tf.function
+    def call(ticket):
+        return strategy.run(step if trains else lambda x: x, args=(ticket,))
+
+    look = tf.function(lambda ticket: strategy.run(lambda x: x, args=(ticket,)))
+
+    def both(ticket):
+        call(ticket)
+        look(ticket)
+
+    with pytest.raises(RuntimeError, match="used twice"):
+        each(both, tickets(strategy, 3))
+
+
+def test_two_tickets_in_a_function_are_two_mini_batches(strategy):
+    weight, _, step = counting(strategy)
+
+    @tf.function
+    def call(first, second):
+        strategy.run(step, args=(first,))
+        strategy.run(step, args=(second,))
+
+    one = iter(tickets(strategy, 6))
+    for first, second in zip(one, one, strict=True):
+        call(first, second)
+    assert weight.numpy() == 21
+    assert strategy.steps == 6
+    helpers.assert_ledger_balances(strategy)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_two_training_steps_of_one_ticket_are_refused(strategy, traced):
+    """Or one of them would train nothing."""
+    weight, _, step = counting(strategy)
+    with strategy.scope():
+        other = tf.Variable([0.0])
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([other])
+
+    def second(ticket):
+        optimizer.apply([-tf.cast(ticket, tf.float32)[None]], [other])
+
+    def call(ticket):
+        strategy.run(step, args=(ticket,))
+        strategy.run(second, args=(ticket,))
+
+    call = tf.function(call) if traced else call
+    with pytest.raises(RuntimeError, match=r"2 training steps were given 1 of|used twice"):
+        each(call, tickets(strategy, 3))
+    assert weight.numpy() == 0 or not traced
+    assert other.numpy() == 0
+
+
+def test_a_last_step_in_another_thread_counts(strategy):
+    weight, _, step = counting(strategy)
+
+    def loop():
+        for ticket in itertools.islice(tickets(strategy, 9), 4):
+            strategy.run(step, args=(ticket,))
+        done.set()
+        leave.wait(60)
+
+    done, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert done.wait(120)
+    assert weight.numpy() == 10
+    leave.set()
+    thread.join()
+
+
+def regression_model(strategy, *layers):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+class Reading:
+    """A thread that reads a model's weights in a loop."""
+
+    def __init__(self, model):
+        self.model, self.errors, self.times = model, [], 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def _read(self):
+        try:
+            while not self._end.is_set():
+                assert all(np.isfinite(w).all() for w in self.model.get_weights())
+                self.times += 1
+        except Exception as error:
+            self.errors.append(error)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def test_weights_may_be_read_in_another_thread_while_fit_runs(strategy):
+    model = regression_model(strategy)
+    x, y = helpers.regression(1600, ids=False)
+    with Reading(model) as reading:
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    assert not reading.errors and reading.times > 3
+    assert strategy.steps == 600
+    helpers.assert_ledger_balances(strategy)
+
+
+def test_what_a_reading_thread_meets_ends_fit(strategy):
+    """The error of a step is not lost with the thread that waited for rest."""
+    with strategy.scope():
+        weight = tf.Variable([1.0])
+    model = regression_model(strategy, Failing())
+    del weight
+    x, y = helpers.regression(4000, ids=False)
+    x[3100] = np.nan
+    with Reading(model), pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        model.fit(x, y, batch_size=8, epochs=3, verbose=0, shuffle=False)
+    model.fit(x[:800], y[:800], batch_size=8, verbose=0)
+    helpers.assert_ledger_balances(strategy)
+
+
+class Failing(keras.layers.Layer):
+    def call(self, inputs):
+        tf.debugging.assert_all_finite(inputs, "not finite")
+        return inputs
+
+
+@pytest.mark.skipif(helpers.ON_CLUSTER, reason="there is no Python in another process")
+@pytest.mark.timeout(300)
+def test_python_code_of_a_step_cannot_read_a_weight(strategy):
+    class Looks(keras.layers.Layer):
+        def call(self, inputs):
+            outputs = tf.numpy_function(
+                lambda x: x * np.float32(seen[0].get_weights()[0].sum() * 0 + 1),
+                [inputs],
+                "float32",
+            )
+            outputs.set_shape(inputs.shape)
+            return outputs
+
+    seen = []
+    model = regression_model(strategy, Looks())
+    seen.append(model)
+    x, y = helpers.regression(64, ids=False)
+    with pytest.raises(tf.errors.OpError, match="would wait for that step"):
+        model.fit(x, y, batch_size=8, verbose=0)
+
+
+@pytest.mark.timeout(300)
+def test_python_code_of_the_data_may_read_a_weight(strategy):
+    model = regression_model(strategy)
+    x, y = helpers.regression(64, ids=False)
+
+    def generator():
+        for begin in range(0, 64, 8):
+            assert np.isfinite(model.get_weights()[0]).all()
+            yield x[begin : begin + 8], y[begin : begin + 8]
+
+    spec = tf.TensorSpec((None, 4), "float32"), tf.TensorSpec((None, 1), "float32")
+    data = tf.data.Dataset.from_generator(generator, output_signature=spec)
+    data = data.apply(tf.data.experimental.assert_cardinality(8))
+    model.fit(data, epochs=2, verbose=0, shuffle=False)
+    assert strategy.steps == 16
+    helpers.assert_ledger_balances(strategy)
