@@ -64,6 +64,20 @@ def quotient(value: Gradient, divisor: tf.Tensor) -> Gradient:
     return tf.math.divide_no_nan(value, tf.cast(divisor, value.dtype))
 
 
+def difference(now: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """`now - before`, and 0 where both are NaN, or the same infinity: nothing has changed there."""
+    plain = now - before
+    if not now.dtype.is_floating:
+        return plain
+
+    def carefully() -> tf.Tensor:
+        both_nan = tf.math.is_nan(now) & tf.math.is_nan(before)
+        return tf.where(tf.equal(now, before) | both_nan, tf.zeros_like(plain), plain)
+
+    # A sum is one pass over memory.
+    return tf.cond(tf.math.is_finite(tf.reduce_sum(plain)), lambda: plain, carefully)
+
+
 def set_row(variable: tf.Variable, row: tf.Tensor, value: Any) -> None:
     """`variable[row] := value`."""
     value = tf.convert_to_tensor(value, variable.dtype)

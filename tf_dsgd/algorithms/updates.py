@@ -40,7 +40,7 @@ class CompiledOptimizerOnWorker(algorithm.LocalRule):
     def fetched(self, worker: algorithm.Worker, values: Sequence[Gradient]) -> None:
         for i, (weight, value) in enumerate(zip(worker.weights, values, strict=True)):
             seen = worker.cell("seen", i, copy_weight=True)
-            unsent = weight.read_value() - seen.read_value()
+            unsent = arithmetic.difference(weight.read_value(), seen.read_value())
             weight.assign(value + unsent, read_value=False)
             seen.assign(value, read_value=False)
 

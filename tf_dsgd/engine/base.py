@@ -145,6 +145,11 @@ class Engine(abc.ABC):
         return self.scheduler.handed_out
 
     @property
+    def is_at_rest(self) -> bool:
+        """Whether a drain has nothing to wait for."""
+        return not self.scheduler.unfinished and self.handed_out == self._audited
+
+    @property
     def has_program(self) -> bool:
         """Whether a step was handed to the workers yet."""
         return self._program is not None
@@ -349,6 +354,8 @@ class Engine(abc.ABC):
             numbers = self.numbers()
         self._stream = None
         self.scheduler.clear(numbers)
+        with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
+            self.program.forget_rows()  # or workers would keep rows that a refused message changed
         try:
             self._balance()
         except tf.errors.OpError:  # a shard is gone, which is what ends training

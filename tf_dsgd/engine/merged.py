@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_dsgd import arithmetic
 from tf_dsgd.engine import statistics
 from tf_dsgd.engine.shard import Shard
 from tf_dsgd.engine.state import Replicated
@@ -86,10 +87,10 @@ class Added(Merged):
         self._parts = parts
 
     def _change(self, now: tf.Tensor) -> tf.Tensor:
-        return now - self._base.read_value()
+        return arithmetic.difference(now, self._base.read_value())
 
     def _onto(self, value: tf.Tensor) -> tf.Tensor:
-        return value + (self._copy.read_value() - self._base.read_value())
+        return value + self._change(self._copy.read_value())
 
     def _part(self, change: tf.Tensor) -> tf.Tensor:
         return change if self._parts == 1 else change / self._parts
