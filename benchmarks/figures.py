@@ -33,7 +33,9 @@ import own_loops
 import recommender
 import runs
 import sandblaster
+import server_rules_table
 import singles
+import spmd_averaging
 
 sys.path.insert(0, str(runs.HERE / "reproduce"))
 
@@ -168,6 +170,28 @@ def tables_by_rows() -> str:
     return groups(["recommender_local"], table)
 
 
+def rules() -> str:
+    """Both sizes of `server_rules.py`."""
+    record = published("server_rules")
+    parts = [runs.heading(record)]
+    for group in record["groups"]:
+        parts.append(f"A weight of {group['parameters'] / 1e6:g} million parameters:")
+        parts.append(server_rules_table.table(group["results"]))
+    return "\n\n".join(parts)
+
+
+def equal_processes() -> str:
+    """Both groups of `spmd_averaging.py`."""
+    record = published("spmd_averaging")
+    whole, large = record["groups"]
+    tables = (spmd_averaging.throughput_table, spmd_averaging.large_table)
+    parts = [
+        f"{group['title']}:\n\n{table(group['results'])}"
+        for group, table in zip((whole, large), tables, strict=True)
+    ]
+    return "\n\n".join([runs.heading(record), *parts])
+
+
 def first_fits() -> str:
     """All contenders of `first_fit.py`."""
     record = published("first_fit")
@@ -229,6 +253,8 @@ BLOCKS = {
     "batch methods": batch_methods,
     "faults": struck,
     "recommender, one process": tables_by_rows,
+    "server rules": rules,
+    "equal processes": equal_processes,
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": first_fits,

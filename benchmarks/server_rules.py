@@ -8,7 +8,6 @@ descent on a variable of that size, which a bare function applies and another re
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable
 
@@ -16,13 +15,12 @@ import keras
 import numpy as np
 import runs
 import tensorflow as tf
+from server_rules_table import BARE, BASELINE, table
 
 import tf_dsgd
 from tf_dsgd import optimizers
 from tf_dsgd.engine.state import INCARNATION, SEQUENCE
 
-BASELINE = "Adagrad"
-BARE = "bare gradient descent"
 RULES: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "SGD": lambda: keras.optimizers.SGD(0.01),
     BASELINE: lambda: keras.optimizers.Adagrad(0.01, initial_accumulator_value=1.0),
@@ -113,34 +111,6 @@ def measure(parameters: int, repetitions: int, calls: int) -> dict[str, dict[str
                 if repetition:  # the first one warms up
                     times.append(micro)
     return results
-
-
-def table(results: dict[str, dict[str, list[float]]]) -> str:
-    """Medians; and ratios of an update with the fetch that goes with it."""
-    header = ["rule", "update", f"beside {BASELINE}", "of the limit"]
-    header += ["fetch", f"both, beside {BASELINE}"]
-    rows = []
-    for rule, times in results.items():
-        base = results[BASELINE]
-        updates = [a / b for a, b in zip(times["update"], base["update"], strict=True)]
-        limit = [a / b for a, b in zip(results[BARE]["update"], times["update"], strict=True)]
-        both = [
-            (update + fetch) / (base_update + base_fetch)
-            for update, fetch, base_update, base_fetch in zip(
-                times["update"], times["fetch"], base["update"], base["fetch"], strict=True
-            )
-        ]
-        rows.append(
-            [
-                rule,
-                f"{statistics.median(times['update']):.0f}",
-                runs.spread(updates, 2),
-                runs.spread(limit, 2),
-                f"{statistics.median(times['fetch']):.0f}",
-                runs.spread(both, 2),
-            ]
-        )
-    return runs.table(header, rows)
 
 
 def main() -> None:
