@@ -194,6 +194,11 @@ class TokenIterator:
                 "size."
             )
 
+    @property
+    def tokens_out(self) -> int:
+        """Tokens that were given, and of which it is not yet known what they are for."""
+        return 0 if self.program is not None else len(self._given) + self.pending
+
     def use(self, token: Token) -> None:
         """Called before a token is used, perhaps by a step: its batch is the next in the queue.
 

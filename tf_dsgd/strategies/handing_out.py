@@ -55,6 +55,8 @@ class HandingOut:
         # Also of a loop that was left by `break`, whose last step was run.
         self._used: dict[TokenIterator, int] = {}
         """Of which a token is used, and not yet known to be for training; and by which thread."""
+        self._given: tuple[Callable[[], TokenIterator | None], int] = (lambda: None), 0
+        """Of which a token was given last, where it was not known what for; and to which thread."""
         self._error: tuple[int, BaseException] | None = None
         """What another thread's reading has raised, and the thread whose `fit` that ends."""
         self._thread = 0
@@ -128,6 +130,7 @@ class HandingOut:
             self._hand_out(iterator, iterator.program)
             self._hand_out_the_rest(iterator, iterator.program)
             return True
+        self._given = weakref.ref(iterator), threading.get_ident()
         return True
 
     def _hand_out_the_rest(self, iterator: TokenIterator, program: FitProgram) -> None:
@@ -177,14 +180,13 @@ class HandingOut:
         current = None if self._of_now is None else self._of_now()
         if current is not None and current.program.is_of_model_of(program):
             current.program = program  # in the middle of a pass, as after another `compile`
-        here = threading.get_ident()
-        used = [iterator for iterator, thread in self._used.items() if thread == here]
-        if len(used) != 1 or not program.takes(used[0].dataset.element_spec):
+        given, thread = self._given
+        iterator = given()
+        if iterator is None or thread != threading.get_ident() or iterator.tokens_out != 1:
             return
-        (iterator,) = used
-        if iterator.stream.at_end():
-            return  # there are no data, as the token will say
-        del self._used[iterator]
+        if not program.takes(iterator.dataset.element_spec) or iterator.stream.at_end():
+            return  # at the end: there are no data, as the token will say
+        self._used.pop(iterator, None)
         before = self.handed_out
         if self._begin(iterator, program):
             self.await_logs(iterator)
