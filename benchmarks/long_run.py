@@ -187,8 +187,8 @@ def row_of(name: str, result: dict) -> list[str]:
         return [name, wrong, "", "", "", ""]
     speed = result["steps"] / result["seconds"][-1]
     memory = ", ".join(f"{role} {1e3 * grows(result, role, 0):.0f}" for role in roles)
-    threads = ", ".join(f"{role} {grows(result, role, 1):.1f}" for role in roles)
-    files = ", ".join(f"{role} {grows(result, role, 2):.1f}" for role in roles)
+    threads = ", ".join(f"{role} {grows(result, role, 1):z.1f}" for role in roles)
+    files = ", ".join(f"{role} {grows(result, role, 2):z.1f}" for role in roles)
     return [name, f"{result['steps']:,}", f"{speed:.0f}", memory, threads, files]
 
 

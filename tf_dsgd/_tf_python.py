@@ -7,21 +7,22 @@ from typing import Any
 
 _OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _CALLER = "tensorflow/python/ops/script_ops.py"
-"""Where TensorFlow's C++ code enters Python (seen in 2.21)."""
+"""Where TensorFlow's C++ code enters Python, with the name of what it calls (seen in 2.21)."""
 
 
-def calls_python(graph: Any) -> bool:
-    """Whether a function's graph, or one within it, calls Python code."""
+def python_code(graph: Any) -> frozenset[str]:
+    """Names of what a function's graph, with those within it, calls of Python code."""
     made = graph.as_graph_def()
     nodes = [*made.node, *(node for f in made.library.function for node in f.node_def)]
-    return any(node.op in _OPERATIONS for node in nodes)
+    return frozenset(n.attr["token"].s.decode() for n in nodes if n.op in _OPERATIONS)
 
 
-def called_by_a_graph() -> bool:
-    """Whether what runs now is such code."""
-    frame = inspect.currentframe()
+def called_by_a_graph() -> frozenset[str]:
+    """Names of such code that is being run here."""
+    found, frame = set(), inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename.replace("\\", "/").endswith(_CALLER):
-            return True
+            token = frame.f_locals.get("token")
+            found |= {token.decode() if isinstance(token, bytes) else str(token)}
         frame = frame.f_back
-    return False
+    return frozenset(found)

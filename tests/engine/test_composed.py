@@ -55,7 +55,7 @@ def test_an_engine_has_no_base_but_one():
 
 def test_the_check_sees_an_override():
     class Stacked(tf_dsgd.engine.threads.ThreadsEngine):
-        def grant(self, program, stream):
-            super().grant(program, stream)
+        def _grant(self, program, stream):
+            super()._grant(program, stream)
 
-    assert list(overridden(Stacked)) == [("Stacked", "grant", "ThreadsEngine")]
+    assert list(overridden(Stacked)) == [("Stacked", "_grant", "ThreadsEngine")]

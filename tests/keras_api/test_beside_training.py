@@ -1,5 +1,7 @@
 """What else a program does while a step is to come, or while `fit` runs in another thread."""
 
+import contextlib
+import gc
 import itertools
 import threading
 
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
+from tf_dsgd.strategies import handing_out
 
 pytestmark = pytest.mark.medium
 
@@ -90,6 +93,117 @@ def test_a_ticket_that_is_not_used_is_skipped(strategy):
     assert weight.numpy() == 45 - 2 - 5 - 8
     assert strategy.steps == 6
     helpers.assert_ledger_balances(strategy)
+
+
+def test_a_ticket_whose_step_is_not_run_is_skipped(strategy):
+    """Also where a function was given it."""
+    weight, _, step = counting(strategy)
+
+    @tf.function
+    def call(ticket, wanted):
+        if wanted:
+            strategy.run(step, args=(ticket,))
+
+    for number, ticket in enumerate(tickets(strategy, 9)):
+        call(ticket, tf.constant(number % 3 != 1))
+    assert weight.numpy() == 45 - 2 - 5 - 8
+    helpers.assert_ledger_balances(strategy)
+
+
+def test_a_step_that_only_looks_has_its_own_batch(strategy):
+    weight, _, step = counting(strategy)
+    look = tf.function(lambda ticket: strategy.run(lambda x: x, args=(ticket,)))
+    seen = []
+    for number, ticket in enumerate(tickets(strategy, 12), 1):
+        if number % 4:
+            strategy.run(step, args=(ticket,))
+        else:
+            seen.append(int(look(ticket)))
+    assert seen == [4, 8, 12]
+    assert weight.numpy() == 78 - 24
+    helpers.assert_ledger_balances(strategy)
+
+
+@pytest.mark.skipif(helpers.ON_CLUSTER, reason="there is no Python in another process")
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_weight_may_be_read_between_two_steps_of_a_function(strategy, in_thread):
+    weight, _, step = counting(strategy)
+
+    def read():
+        if not in_thread:
+            return np.float32(weight.numpy().sum())
+        found = []
+        thread = threading.Thread(target=lambda: found.append(weight.numpy().sum()))
+        thread.start()
+        thread.join()
+        return np.float32(found[0])
+
+    @tf.function
+    def call(first, second):
+        strategy.run(step, args=(first,))
+        tf.numpy_function(read, [], tf.float32)
+        strategy.run(step, args=(second,))
+
+    one = iter(tickets(strategy, 6))
+    for first, second in zip(one, one, strict=True):
+        call(first, second)
+    assert weight.numpy() == 21
+    assert strategy.steps == 6
+
+
+def test_steps_have_numbers_of_their_own(strategy, monkeypatch):
+    """One that is gone leaves its own to another."""
+    monkeypatch.setattr(handing_out, "NUMBERS", 3)
+    weight, _, step = counting(strategy)
+    for k in range(8):
+
+        @tf.function
+        def call(ticket, k=k):
+            strategy.run(lambda t: step(k + t), args=(ticket,))
+
+        each(call, tickets(strategy, 1))
+        assert weight.numpy() == sum(range(1, k + 2))
+        del call
+        gc.collect()
+    for k in range(2):
+        each(lambda t, k=k: strategy.run(lambda x: step(k + x), args=(t,)), tickets(strategy, 1))
+    taken = list(tickets(strategy, 2))
+    with pytest.raises(ValueError, match="was given 3 training steps"):
+        each(lambda k: strategy.run(lambda x: step(k + x), args=(taken[k],)), range(2))
+
+
+def test_nothing_of_an_evaluation_in_another_thread_stays(strategy):
+    _, model, step = counting(strategy)
+    for _ in range(3):
+        thread = threading.Thread(
+            target=lambda: model.predict(np.ones((4, 3)), batch_size=2, verbose=0)
+        )
+        thread.start()
+        thread.join()
+    each(lambda t: strategy.run(step, args=(t,)), tickets(strategy, 2))
+    strategy.settle()
+    assert not strategy.batches._used
+
+
+def test_an_error_that_another_thread_meets_ends_a_loop(strategy):
+    weight, _, step = counting(strategy)
+
+    def failing(ticket):
+        with tf.control_dependencies([tf.debugging.assert_less(ticket, tf.constant(5, tf.int64))]):
+            step(tf.identity(ticket))
+
+    def read():
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            weight.numpy()
+
+    def call(ticket):
+        strategy.run(failing, args=(ticket,))
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        each(call, tickets(strategy, 8))
 
 
 def test_tickets_may_be_taken_before_their_steps(strategy):
@@ -238,6 +352,14 @@ def test_what_a_reading_thread_meets_ends_fit(strategy):
     helpers.assert_ledger_balances(strategy)
 
 
+class Same(keras.layers.Layer):
+    """Calls Python code that reads nothing."""
+
+    def call(self, inputs):
+        outputs = tf.numpy_function(lambda x: x, [inputs], "float32")
+        return tf.ensure_shape(tf.stop_gradient(outputs), inputs.shape)
+
+
 class Failing(keras.layers.Layer):
     def call(self, inputs):
         tf.debugging.assert_all_finite(inputs, "not finite")
@@ -266,8 +388,11 @@ def test_python_code_of_a_step_cannot_read_a_weight(strategy):
 
 
 @pytest.mark.timeout(300)
-def test_python_code_of_the_data_may_read_a_weight(strategy):
-    model = regression_model(strategy)
+@pytest.mark.parametrize("layers", [(), (lambda: Same(),)])
+def test_python_code_of_the_data_may_read_a_weight(strategy, layers):
+    if layers and helpers.ON_CLUSTER:
+        pytest.skip("There is no Python in another process.")
+    model = regression_model(strategy, *(make() for make in layers))
     x, y = helpers.regression(64, ids=False)
 
     def generator():

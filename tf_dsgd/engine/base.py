@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -46,6 +47,8 @@ class Engine(abc.ABC):
     def __init__(self, store: Store, scheduler: Scheduler):
         self.store = store
         self.scheduler = scheduler
+        self.turn = threading.RLock()
+        """Held by who hands out, or waits for workers: one thread trains, and others may read."""
         self.shards: list[Shard] = []
         self.watches = [Stopwatch() for _ in scheduler.tasks]
         """What each worker's time goes to."""
@@ -73,16 +76,16 @@ class Engine(abc.ABC):
         """Traces what this engine will call; on the thread, and in the context, of the step."""
 
     @abc.abstractmethod
-    def grant(self, program: Program, stream: Any) -> None:
-        """Lets the workers take one more batch; may wait for room. Raises workers' errors."""
+    def _grant(self, program: Program, stream: Any) -> None:
+        """What `grant` does."""
 
     @abc.abstractmethod
-    def await_begun(self, program: Program) -> None:
-        """Waits until a mini-batch handed out is in the running metrics, unless one is."""
+    def _await_begun(self, program: Program) -> None:
+        """What `await_begun` does."""
 
     @abc.abstractmethod
-    def drain(self) -> None:
-        """Waits until every batch handed out is done and every message is in the shard."""
+    def _drain(self) -> None:
+        """What `drain` does."""
 
     @abc.abstractmethod
     def snapshot(self) -> Snapshot:
@@ -128,6 +131,29 @@ class Engine(abc.ABC):
         """Does what calls a worker while all are at rest; it may be lost by that."""
 
     # -- what they share ----------------------------------------------------------------------
+
+    def grant(self, program: Program, stream: Any) -> None:
+        """Lets the workers take one more batch; may wait for room. Raises workers' errors."""
+        with self.turn:
+            self._grant(program, stream)
+
+    def await_begun(self, program: Program) -> None:
+        """Waits until a mini-batch handed out is in the running metrics, unless one is."""
+        with self.turn:
+            self._await_begun(program)
+
+    def drain(self) -> None:
+        """Waits until every batch handed out is done and every message is in the shard."""
+        with self.turn:
+            self._drain()
+
+    def unless_another_does(self, action: Callable[[], Any]) -> None:
+        """Does what belongs to these, unless another thread is at one of them."""
+        if self.turn.acquire(blocking=False):
+            try:
+                action()
+            finally:
+                self.turn.release()
 
     @property
     def tasks(self) -> list[Task]:

@@ -103,7 +103,7 @@ class ScheduledEngine(Engine):
         _ = program.work, program.fetch, program.push, program.flush
         _ = program.show, program.begin_anew
 
-    def grant(self, program: Program, stream: Any) -> None:
+    def _grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         owner = self._owner.get(self._granted)
         if owner is None:
@@ -119,10 +119,10 @@ class ScheduledEngine(Engine):
         self._granted += 1
         self._advance()
 
-    def await_begun(self, program: Program) -> None:
+    def _await_begun(self, program: Program) -> None:
         """A schedule says when its mini-batches are computed."""
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         if self._program is None:
             return
         self._advance()

@@ -126,7 +126,7 @@ class SimulatorEngine(Engine):
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        self.take_in()
+        self.unless_another_does(self.take_in)
         yield
 
     def tracing(self) -> contextlib.AbstractContextManager[None]:
@@ -148,7 +148,7 @@ class SimulatorEngine(Engine):
         _ = program.work, program.collect, program.deliver
         _ = program.fetch, program.push, program.flush, program.show, program.begin_anew
 
-    def grant(self, program: Program, stream: Any) -> None:
+    def _grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         self.scheduler.available += 1
         for task in self._idle:
@@ -156,10 +156,10 @@ class SimulatorEngine(Engine):
         self._idle = []
         self._advance()
 
-    def await_begun(self, program: Program) -> None:
+    def _await_begun(self, program: Program) -> None:
         """A round is computed when it begins."""
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         if self._program is None:
             return
         self.wake()

@@ -192,7 +192,7 @@ class ThreadsEngine(Engine):
 
     # -- the main thread --------------------------------------------------------------------
 
-    def grant(self, program: Program, stream: Any) -> None:
+    def _grant(self, program: Program, stream: Any) -> None:
         self._switch(program, stream)
         with self.explained():
             program.lent.lend()
@@ -217,7 +217,7 @@ class ThreadsEngine(Engine):
         self.until(lambda: scheduler.available <= room)
         self.raise_error()
 
-    def await_begun(self, program: Program) -> None:
+    def _await_begun(self, program: Program) -> None:
         if not program.running.begun:
             scheduler, running = self.scheduler, program.running
             scheduler.wants_short_round = True
@@ -229,7 +229,7 @@ class ThreadsEngine(Engine):
             self.raise_error()
         self.rounds.show()
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         if self._program is None:
             return
         if threading.current_thread() in self._threads.values():

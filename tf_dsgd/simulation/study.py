@@ -56,13 +56,13 @@ class _StackedEngine(Engine):
     def prepare(self, program: Program) -> None:
         program.prepare("work_of", "collect", "fetch", "flush")
 
-    def grant(self, program: Program, stream: Any) -> None:
+    def _grant(self, program: Program, stream: Any) -> None:
         raise RuntimeError("Train this model by Study.run.")
 
-    def await_begun(self, program: Program) -> None:
+    def _await_begun(self, program: Program) -> None:
         """Nobody shows metrics."""
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """All is at rest whenever somebody looks."""
 
     def clock(self) -> float:

@@ -391,14 +391,14 @@ class DistributedStrategy(tf.distribute.Strategy):
                 return None
             with tf.init_scope():
                 # Not `self.settle`: this very token's step is not run yet.
-                tf.autograph.experimental.do_not_convert(self.batches.drain)()
+                tf.autograph.experimental.do_not_convert(self.engine.drain)()
             if self._resets is not None:
                 step.fetch_resets(self._resets)
             program = Program(
                 step, self.algorithm, self.engine.store, self._shards, self.cluster.host_device()
             )
             self.engine.prepare(program)
-            fit_program = FitProgram(program, step, fn, spec)
+            fit_program = FitProgram(program, step, fn, spec, self.batches.free_number())
         if (held := self.placement.held()) != self._announced:
             self._announced = held
             self.cluster.announce(held, self.placement.parts is not None)

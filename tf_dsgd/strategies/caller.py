@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from types import FrameType
 from typing import Any
 
 import keras
@@ -33,12 +31,6 @@ def fit_that_runs() -> tuple[keras.Model | None, Any]:
     return model, names.get("callbacks")
 
 
-def fit_runs_in(thread: int) -> bool:
-    """Whether that thread, known by its number, is in a model's `fit`."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001 (which Python documents)
-    return frame is not None and _innermost(("fit",), frame)[0] is not None
-
-
 def steps_per_epoch_of_fit() -> int | None:
     """What the `fit` that runs was told; None if it was not, or there is none."""
     found = _innermost(("fit",))[1].get("steps_per_epoch")
@@ -52,11 +44,9 @@ def callbacks_given() -> list[Any]:
     return [c for c in tf.nest.flatten(getattr(given, "callbacks", given)) if c is not None]
 
 
-def _innermost(
-    methods: tuple[str, ...], frame: FrameType | None = None
-) -> tuple[keras.Model | None, dict[str, Any]]:
-    """A model, and the local names of the method that is being run, here or within that frame."""
-    frame = frame or inspect.currentframe()
+def _innermost(methods: tuple[str, ...]) -> tuple[keras.Model | None, dict[str, Any]]:
+    """A model, and the local names of the method that is being run."""
+    frame = inspect.currentframe()
     while frame is not None:
         # Of no other frames: `f_locals` is a copy that a frame keeps as long as it runs.
         if frame.f_code.co_name in methods:

@@ -24,7 +24,7 @@ from tf_dsgd.strategies.caller import model_that_calls
 from tf_dsgd.strategies.kept import Kept
 from tf_dsgd.strategies.pipelines import Source
 from tf_dsgd.strategies.position import Position
-from tf_dsgd.strategies.stream import NUMBERS, InputTime, Queues, Stream, tensors
+from tf_dsgd.strategies.stream import NUMBERS, USED_TWICE, InputTime, Queues, Stream, tensors
 
 
 class TokenSpec(tf.TypeSpec):
@@ -220,11 +220,8 @@ class TokenIterator:
                 self._skip_those_before(token)
                 token.used = True
                 self.pending += 1
-            if not (self.pending and self.stream.has_taken()):
-                raise RuntimeError(
-                    "A batch of a distributed dataset was used twice. It is one step's alone: put "
-                    "what is to be done with it into one function, with one strategy.run."
-                )
+            if not (self.pending and self.stream.tokens_batches()):
+                raise RuntimeError(USED_TWICE)
 
     def ran(self) -> np.ndarray:
         """How often training steps ran on tokens of this, since this was asked, by their number."""
@@ -233,6 +230,12 @@ class TokenIterator:
         before, self._ran_before = self._ran_before, self.stream.ran.numpy()
         return self._ran_before - before
 
+    def drop_unused(self) -> None:
+        """Those of tokens whose function has not used them."""
+        self.pending = 0
+        if self.program is None:
+            self.stream.drop(self.stream.tokens_batches() - len(self._given))
+
     def _skip_those_before(self, token: Token) -> None:
         while self._given:
             other = self._given.popleft()()
@@ -240,9 +243,7 @@ class TokenIterator:
                 return
             if other is not None or self.pending:
                 break
-            self.dataset.strategy.batches.drain()  # workers have what is before it in the queue
-            if not self.stream.skip_one():
-                break
+            self.stream.drop(1)
         raise RuntimeError(
             "Batches of a distributed dataset are used in the order in which they were taken. Pass "
             "each to strategy.run before the next is taken: for batch in dataset: "
@@ -289,7 +290,7 @@ class TokenIterator:
         with self.mutex:
             if not self.dataset.strategy.batches.next_token(self, at_once):
                 raise StopIteration
-            token = Token(self.stream.queue, self.stream.ran.handle, self._spec, self)
+            token = Token(self.stream.queue_of_tokens, self.stream.ran.handle, self._spec, self)
             if self.program is None:
                 self._given.append(weakref.ref(token))
         return token

@@ -5,15 +5,14 @@ by Python's stack: where the model has run its step before, on batches of that t
 now, the batch is handed out at once, and the step finds what a worker has reported of it. Of any
 other step the batch is handed out once it was run, before the next token of that iterator is given.
 
-Any thread may read a weight, and bring workers to rest for that: `turn` is held by who hands out,
-and by who waits for rest, and by nobody while batches are read, which may need another thread that
-reads a weight.
+Any thread may read a weight, and bring workers to rest for that: engines let one thread at a time
+hand out, or wait for rest. Nobody keeps others from that while batches are read, which may need
+another thread that reads a weight.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -24,10 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd import _tf
-from tf_dsgd._tf_python import called_by_a_graph, calls_python
+from tf_dsgd._tf_python import called_by_a_graph, python_code
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.caller import fit_runs_in, fit_that_runs, model_that_fits
+from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.nothing_yet import leave_logs_out
@@ -37,8 +36,6 @@ from tf_dsgd.strategies.step import TracedStep, is_train_step
 from tf_dsgd.strategies.stream import NUMBERS
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.tracing import Trace, tracing
-
-_numbers = itertools.count()
 
 
 class HandingOut:
@@ -51,16 +48,15 @@ class HandingOut:
         """Those that the caller's functions still have."""
         self.handed_out = 0
         self.examples = 0
-        self._turn = threading.RLock()
         # Also of a loop that was left by `break`, whose last step was run.
-        self._used: dict[TokenIterator, int] = {}
+        self._used: dict[TokenIterator, threading.Thread] = {}
         """Of which a token is used, and not yet known to be for training; and by which thread."""
-        self._given: tuple[Callable[[], TokenIterator | None], int] = (lambda: None), 0
+        self._given: tuple[Callable[[], TokenIterator | None], Any] = (lambda: None), None
         """Of which a token was given last, where it was not known what for; and to which thread."""
-        self._error: tuple[int, BaseException] | None = None
-        """What another thread's reading has raised, and the thread whose `fit` that ends."""
-        self._thread = 0
+        self._thread: threading.Thread | None = None
         """Who has handed out last."""
+        self._error: tuple[threading.Thread, BaseException] | None = None
+        """What another thread's reading has raised, and the thread whose training that ends."""
         self._taken_at_reset = 0
         self._of_now: weakref.ref[TokenIterator] | None = None
         """The iterator that `fit` began last."""
@@ -108,15 +104,15 @@ class HandingOut:
         try:
             if not iterator.stream.take(at_once):
                 if iterator.program is None:  # a loop of the user's own, which reads no metrics
-                    self.drain()
+                    self._engine.drain()
                 return False
         except tf.errors.OpError:
-            self.drain()  # the batches before the one that failed
+            self._engine.drain()  # the batches before the one that failed
             raise
         if not iterator.opened:
             # Whoever opens a new dataset, to train or to evaluate, expects a model at rest.
             iterator.opened = True
-            self.drain()
+            self._engine.drain()
             program = self._of_fit(iterator)
             if program is not None:
                 before = self.handed_out
@@ -130,7 +126,7 @@ class HandingOut:
             self._hand_out(iterator, iterator.program)
             self._hand_out_the_rest(iterator, iterator.program)
             return True
-        self._given = weakref.ref(iterator), threading.get_ident()
+        self._given = weakref.ref(iterator), threading.current_thread()
         return True
 
     def _hand_out_the_rest(self, iterator: TokenIterator, program: FitProgram) -> None:
@@ -160,7 +156,12 @@ class HandingOut:
         equal = [p for p in found if p.is_for(spec)]
         return found[0] if len(found) == 1 else equal[0] if len(equal) == 1 else None
 
-    def _begin(self, iterator: TokenIterator, program: FitProgram) -> bool:
+    def _begin(
+        self,
+        iterator: TokenIterator,
+        program: FitProgram,
+        trains: threading.Thread | None = None,
+    ) -> bool:
         """The first token of `fit`'s iterator is used; False if there are no data."""
         if not iterator.stream.make_ready():
             return False
@@ -172,7 +173,7 @@ class HandingOut:
         if self.iterations is not None:
             self.iterations.begin(iterator, program.program)
         if self._passes.begin(iterator):
-            self._hand_out(iterator, program)
+            self._hand_out(iterator, program, trains)
         return True
 
     def traced(self, program: FitProgram) -> None:
@@ -182,7 +183,7 @@ class HandingOut:
             current.program = program  # in the middle of a pass, as after another `compile`
         given, thread = self._given
         iterator = given()
-        if iterator is None or thread != threading.get_ident() or iterator.tokens_out != 1:
+        if iterator is None or thread is not threading.current_thread() or iterator.tokens_out != 1:
             return
         if not program.takes(iterator.dataset.element_spec) or iterator.stream.at_end():
             return  # at the end: there are no data, as the token will say
@@ -203,8 +204,7 @@ class HandingOut:
     def await_logs(self, iterator: TokenIterator) -> None:
         """Before `fit` runs its step: waits until it finds what a worker has reported."""
         if iterator.program is not None and not iterator.passing:
-            with self._turn:
-                self._engine.await_begun(iterator.program.program)
+            self._engine.await_begun(iterator.program.program)
 
     def _has_logs(self) -> bool:
         """Whether a worker has taken a mini-batch since metrics were reset."""
@@ -215,90 +215,110 @@ class HandingOut:
 
         Raises:
             RuntimeError: if Python code of a worker's step calls this, which waits for that code.
-            BaseException: what ends training. The `fit` of another thread ends by that, too.
+            BaseException: what ends training. That of another thread ends by it, too.
         """
-        in_step = not self._engine.is_at_rest and any(p.calls_python for p in self.programs)
-        if in_step and called_by_a_graph():
+        self._refuse_python_of_a_step()
+        self._raise_what_others_met()
+        try:
+            self._resolve()
+            self._engine.drain()
+        except Exception as error:
+            trains = self._thread
+            if trains not in (None, threading.current_thread()) and trains.is_alive():
+                self._error = trains, error
+            raise
+
+    def _refuse_python_of_a_step(self) -> None:
+        if self._engine.is_at_rest or not any(p.python_code for p in self.programs):
+            return
+        called = called_by_a_graph()
+        if any(called & p.python_code for p in self.programs):
             raise RuntimeError(
                 "Python code of a step (tf.numpy_function, tf.py_function) read or wrote a "
                 "variable of the model, which would wait for that step. Pass what it needs as an "
                 "argument, as in tf.numpy_function(f, [layer.kernel], ...); or read it in a "
                 "callback."
             )
-        self._raise_what_others_met()
-        try:
-            self._resolve()
-            self.drain()
-        except Exception as error:
-            if self._thread != threading.get_ident() and fit_runs_in(self._thread):
-                self._error = self._thread, error
-            raise
 
     def _raise_what_others_met(self) -> None:
-        if self._error is None or self._error[0] != threading.get_ident():
+        if self._error is None or self._error[0] is not threading.current_thread():
             return
         (_, error), self._error = self._error, None
         raise error
 
-    def drain(self) -> None:
-        """Waits until the workers have done what was handed out; no token is looked at."""
-        with self._turn:
-            self._engine.drain()
+    def free_number(self) -> int:
+        """For another program.
+
+        Raises:
+            ValueError: if there are as many as are told apart.
+        """
+        taken = {program.number for program in self.programs}
+        found = next((n for n in range(NUMBERS) if n not in taken), None)
+        if found is None:
+            raise ValueError(
+                f"strategy.run was given {NUMBERS} training steps, each another function, and "
+                "keeps what it has made of each. Give it the same function each time, with what "
+                "changes in the dataset's elements or in a tf.Variable."
+            )
+        return found
 
     def uses(self, iterator: TokenIterator) -> None:
         """A function, or a step, is given a token of this."""
+        here = threading.current_thread()
         if iterator in self._used:
-            self._resolve_one(iterator)  # of another token, or of this one, which is used again
-        self._used.setdefault(iterator, threading.get_ident())
+            self._resolve_one(iterator, here)  # another token, or this one, which is used again
+        self._used.setdefault(iterator, here)
 
     def _resolve(self, asking: TokenIterator | None = None) -> None:
         """Hands out batches whose tokens were used in a training step."""
-        here = threading.get_ident()
+        here = threading.current_thread()
         for iterator, thread in list(self._used.items()):
             if not iterator.mutex.acquire(blocking=False):
                 continue  # who takes its next token sees to this one first
             try:
-                # Unless a step ran, a token was used for something else, or its step is under way.
-                if not self._resolve_one(iterator) and (iterator is asking or thread == here):
-                    self._used.pop(iterator, None)
-                    iterator.pending = 0
+                ended = iterator is asking or not thread.is_alive()
+                ended = ended or (thread is here and not called_by_a_graph())
+                if self._resolve_one(iterator, thread) or not ended:
+                    continue
+                self._used.pop(iterator, None)  # its token was for something else
+                iterator.drop_unused()
             finally:
                 iterator.mutex.release()
 
-    def _resolve_one(self, iterator: TokenIterator) -> bool:
-        """Whether a step ran on a token of this, whose batch is handed out then."""
+    def _resolve_one(self, iterator: TokenIterator, trains: threading.Thread) -> bool:
+        """Whether a step is known to run on each token of this; batches are handed out then.
+
+        In another thread than the token's, not where that would read the data that come next.
+        """
+        if trains is not threading.current_thread() and self.iterations is not None:
+            return False
         ran = iterator.ran()
         found = [p for p in self.programs for _ in range(ran[p.number])]
-        if not found:
-            return False
-        self._used.pop(iterator, None)
-        pending, iterator.pending = iterator.pending, 0
-        if len(found) > pending:
+        if len(found) > iterator.pending:
+            self._used.pop(iterator, None)
             raise RuntimeError(
-                f"{len(found)} training steps were given {pending} of a distributed dataset's "
-                "batches. A batch is one step's: put them into one step, with one strategy.run."
+                f"{len(found)} training steps were given {iterator.pending} of a distributed "
+                "dataset's batches. A batch is one step's: put them into one step, with one "
+                "strategy.run."
             )
+        iterator.pending -= len(found)
         for program in found:
             if program.of_keras and iterator.program is None:
-                self._begin(iterator, program)
+                self._begin(iterator, program, trains)
             elif iterator.stream.make_ready():
-                self._hand_out(iterator, program)
-        return True
+                self._hand_out(iterator, program, trains)
+        if found and not iterator.pending:
+            self._used.pop(iterator, None)
+        return bool(found) and not iterator.pending
 
-    def _hand_out(self, iterator: TokenIterator, program: FitProgram) -> None:
-        with self._turn:
-            self._grant(iterator, program)
-        if (self.iterations is None and not program.shows_own_logs) or not iterator.stream.at_end():
-            return
-        with self._turn:
-            if self.iterations is not None:
-                self.iterations.end(iterator, program.program, program.model)
-            if program.shows_own_logs:
-                # Logs that are no metrics become the epoch's: show the last step its own.
-                self._engine.drain()
-
-    def _grant(self, iterator: TokenIterator, program: FitProgram) -> None:
-        self._thread = threading.get_ident()
+    def _hand_out(
+        self,
+        iterator: TokenIterator,
+        program: FitProgram,
+        trains: threading.Thread | None = None,
+    ) -> None:
+        here = threading.current_thread()
+        self._thread = trains or here
         running = program.program.running
         if running.were_written:
             with self._engine.explained():
@@ -307,17 +327,33 @@ class HandingOut:
         self.handed_out += 1
         self._passes.handed_out(iterator)
         self.examples += iterator.stream.examples
+        if iterator.program is None:
+            iterator.stream.is_of_tokens = True
+        iterator.stream.hand_out()
         self._engine.grant(program.program, iterator.stream)
+        ends = self.iterations is not None or program.shows_own_logs
+        if self._thread is not here or not (ends and iterator.stream.at_end()):
+            return
+        if self.iterations is not None:
+            self.iterations.end(iterator, program.program, program.model)
+        if program.shows_own_logs:
+            # Logs that are no metrics become the epoch's: show the last step its own.
+            self._engine.drain()
 
 
 class FitProgram:
     """A program, and the step that Keras runs in its place."""
 
     def __init__(
-        self, program: Program, step: TracedStep, fn: Callable[..., Any], element_spec: Any
+        self,
+        program: Program,
+        step: TracedStep,
+        fn: Callable[..., Any],
+        element_spec: Any,
+        number: int,
     ):
         self.program = program
-        self.number = next(_numbers) % NUMBERS
+        self.number = number
         """Under which it takes down that it ran; one that is gone may have had it."""
         self._spec = TokenSpec(element_spec)
         self._step = step
@@ -392,6 +428,6 @@ class FitProgram:
         return int(self._runs)
 
     @functools.cached_property
-    def calls_python(self) -> bool:
-        """Whether workers call Python code of this process."""
-        return calls_python(self._step.function.graph)
+    def python_code(self) -> frozenset[str]:
+        """What workers call of this process's Python code."""
+        return python_code(self._step.function.graph)

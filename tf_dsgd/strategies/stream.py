@@ -22,8 +22,13 @@ _MOST_AT_ONCE = 16
 # An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
 _SLOW_SECONDS = 0.02
 
-NUMBERS = 64
-"""Training steps that are told apart where it is taken down which ran."""
+NUMBERS = 1024
+"""Training steps of a strategy that are told apart where it is taken down which ran."""
+
+USED_TWICE = (
+    "A batch of a distributed dataset was used twice. It is one step's alone: put what is to be "
+    "done with it into one function, with one strategy.run."
+)
 
 
 @dataclasses.dataclass
@@ -46,14 +51,19 @@ class Queues:
         """How often each training step ran on one of these batches, by its number."""
 
     @functools.cached_property
+    def handed_out(self) -> Any:
+        """In a loop of one's own: where workers take batches from. The others are its tokens'."""
+        return _queue()
+
+    @functools.cached_property
     def notes(self) -> Any:
         """Of each batch read, also where the one after it fails: its examples, and its bytes."""
         return tf.queue.FIFOQueue(1 << 30, [tf.int64, tf.int64], shapes=[[], []])
 
     def are_empty(self) -> bool:
         """Whether all that was read was used; not so after Ctrl-C while a batch was read."""
-        noted = int(self.notes.size()) if "notes" in vars(self) else 0
-        return not (noted or int(self.batches.size()))
+        made = [vars(self)[name] for name in ("notes", "handed_out") if name in vars(self)]
+        return not any(int(queue.size()) for queue in (self.batches, *made))
 
 
 class Stream:
@@ -92,6 +102,8 @@ class Stream:
         """Where workers make their batches themselves; then this only counts."""
         self._queues = queues
         self._queue = queues.batches
+        self.is_of_tokens = False
+        """Whether batches stay in the tokens' queue until their step has run."""
         self._read: Any = None
         """Where batches that are kept come first."""
         self._record: Record | None = None
@@ -112,7 +124,25 @@ class Stream:
     @property
     def queue(self) -> tf.Tensor:
         """Where workers take batches from."""
+        queue = self._queues.handed_out if self.is_of_tokens else self._queue
+        return queue.queue_ref
+
+    @property
+    def queue_of_tokens(self) -> tf.Tensor:
+        """Where steps that run here take batches from."""
         return self._queue.queue_ref
+
+    def hand_out(self) -> None:
+        """A token's step has run: its batch is the workers'.
+
+        Raises:
+            RuntimeError: if it is not there, since another step was given that token, too.
+        """
+        if not self.is_of_tokens:
+            return
+        if not self.tokens_batches():
+            raise RuntimeError(USED_TWICE)
+        self._queues.handed_out.enqueue(self._queue.dequeue())
 
     def take(self, at_once: bool = False) -> bool:
         """Makes one more batch ready for the workers; False at the end of the data.
@@ -147,19 +177,17 @@ class Stream:
         for dropped in range(count):
             if dropped and not self._take():
                 return False
-            tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
+            self._queue.dequeue()
         return True
 
-    def skip_one(self) -> bool:
-        """Drops the first batch taken that is still in the queue; False if there is none."""
-        if not self.has_taken():
-            return False
-        tf.raw_ops.QueueDequeueV2(handle=self.queue, component_types=[tf.variant])
-        return True
+    def tokens_batches(self) -> int:
+        """How many batches tokens were given for, and nobody has taken, nor handed out."""
+        return int(self._queue.size()) - self._stock
 
-    def has_taken(self) -> bool:
-        """Whether a batch that was taken is still in the queue."""
-        return int(self._queue.size()) > self._stock
+    def drop(self, count: int) -> None:
+        """Takes out the first of those, which no step has used."""
+        for _ in range(count):
+            self._queue.dequeue()
 
     def at_end(self) -> bool:
         """Whether no batch is left, looking one ahead."""
