@@ -288,6 +288,25 @@ def test_numbers_that_are_no_metrics_are_averaged(outcome):
         assert worker["history"]["odd"] == [0.5]  # 0 on worker 0, 1 on worker 1
 
 
+def test_a_loss_that_a_step_returns_itself_is_averaged(outcome):
+    """And that of the other kind of step is the loss over all data, as metrics have it."""
+    trained, validated = (
+        [np.concatenate(p) for p in zip(*(models.data(w, n, s) for w, n in sizes), strict=True)]
+        for s, sizes in ((0, [(0, 28), (1, 28)]), (1, [(0, 20), (1, 28)]))
+    )
+    model = models.linear("sgd")
+    losses = {
+        name: model.evaluate(*data, verbose=0, return_dict=True)["loss"]
+        for name, data in (("trained", trained), ("validated", validated))
+    }
+    for worker in outcome["own_steps"]:
+        own = worker["OwnSteps"]
+        assert (own["loss"], own["odd"]) == ([1.5], [0.5])
+        assert own["val_loss"] == pytest.approx([losses["validated"]], rel=1e-5)
+        assert worker["OwnTestStep"]["loss"] == pytest.approx([losses["trained"]], rel=1e-5)
+        assert worker["OwnTestStep"]["val_loss"] == [10.5]
+
+
 def test_early_stopping_stops_all_at_once(outcome):
     assert [o["epochs"] for o in outcome["stopping"]] == [2, 2]
     assert [o["steps"] for o in outcome["stopping"]] == [14, 14]

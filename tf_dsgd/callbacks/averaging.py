@@ -43,6 +43,7 @@ class _Progress:
     first_step: int = 0  # of the epoch
     latest: int = 0  # when models were averaged
     due: int | None = None  # when they will be, once that was asked
+    names: list[str] = dataclasses.field(default_factory=list)  # in the latest step's logs
     trained: dict[str, Any] | None = None  # joint results of the epoch's training
     validated: dict[str, Any] | None = None
 
@@ -73,9 +74,10 @@ class PeriodicAveraging(keras.callbacks.Callback):
       changed, or dropout would leave out the same units everywhere.
     - Logs at the end of an epoch (`val_...` as well) are those of all processes together: the
       states of Keras's metrics are summed before their results are taken, so they are as exact as
-      one process would compute them; any other number is averaged. Callbacks *after* this one, and
-      History, see these, so that EarlyStopping, ReduceLROnPlateau and ModelCheckpoint do the same
-      everywhere. Let only one process write files:
+      one process would compute them; any other number is averaged, and so is all that a model's own
+      `train_step` returns, if its names are not exactly those of the metrics. Callbacks *after*
+      this one, and History, see these, so that EarlyStopping, ReduceLROnPlateau and ModelCheckpoint
+      do the same everywhere. Let only one process write files:
       `if averaging.worker_index == 0: callbacks.append(ModelCheckpoint(...))`.
     - `optimizer.iterations` counts each process's own steps. Learning-rate schedules follow it.
     - With `steps_per_execution` above 1, what is due is done at the end of an execution.
@@ -226,6 +228,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if not self._at.begun:  # not earlier: another callback may restore a checkpoint
             self._begin_fit()
         self._at.trained = self._at.validated = None
+        self._at.names = []
         self._at.in_epoch = True
         self._at.first_step = self._at.step
         self._running().begin_steps()
@@ -233,6 +236,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._group is None:
             return
+        self._at.names = _names(logs)
         self._at.step = self._at.first_step + batch + 1
         if self._at.due is None:  # not when the average was made: it may have been the last
             self._at.due = self._at.latest + self._period()
@@ -247,8 +251,9 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._at.in_epoch and self._at.validated is None and self._logs is not None:
-            self._meet(_VALIDATED, self._logs.describe())
-            self._at.validated = self._logs.results()
+            names = _names(logs)
+            self._meet(_VALIDATED, self._logs.describe(names))
+            self._at.validated = self._logs.results(names)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._logs is None or not self._at.in_epoch:
@@ -333,11 +338,11 @@ class PeriodicAveraging(keras.callbacks.Callback):
         due = self._at.step > self._at.latest
         if due:
             self._running().offer()
-        self._meet(_TRAINED, self._logs.describe())
+        self._meet(_TRAINED, self._logs.describe(self._at.names))
         if due:
             self._average()
         self._running().end_steps()
-        self._at.trained = self._logs.results()
+        self._at.trained = self._logs.results(self._at.names)
 
     def _meet(self, place: int, lines: list[str] | None = None) -> None:
         """Waits for all workers, and sees to it that they are at the same place, with equal lines.
@@ -362,6 +367,11 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if self._state is None:
             raise RuntimeError("PeriodicAveraging has not begun.")
         return self._state
+
+
+def _names(logs: Any) -> list[str]:
+    """Those of a step's logs."""
+    return sorted(logs) if isinstance(logs, Mapping) else []
 
 
 def _named(loss: Any) -> Any:

@@ -19,6 +19,10 @@ class JointLogs:
     A metric's variables say how their values on several devices make one (`aggregation`); "sum" is
     Keras's default, and right for all metrics of Keras: totals and counts.
 
+    A step of the model's own may return other things than its metrics, even under a metric's name:
+    a model always has a metric "loss". Keras takes the metrics' results where the step returns
+    exactly their names, and what the step returned otherwise. So does this.
+
     Args:
         model: a compiled model.
         group: the workers.
@@ -28,19 +32,32 @@ class JointLogs:
         self._model = model
         self._group = group
 
-    def describe(self) -> list[str]:
-        """One line for each thing that must be equal in all workers."""
-        variables = self._model.metrics_variables
-        names = sorted(self._model.get_metrics_result())
-        lines = [f"metric {v.name} {tuple(v.shape)} {v.dtype}" for v in variables]
-        return [f"metrics {', '.join(names)}", *lines]
+    def describe(self, names: Sequence[str]) -> list[str]:
+        """One line for each thing that must be equal in all workers.
 
-    def results(self) -> dict[str, Any]:
-        """Adds up the metrics' states, in place, and gives their results."""
+        Args:
+            names: what the steps returned, sorted.
+        """
+        variables = self._model.metrics_variables
+        lines = [f"metric {v.name} {tuple(v.shape)} {v.dtype}" for v in variables]
+        metrics = f"metrics {', '.join(self._names())}"
+        return [metrics, *lines, f"logs of a step {', '.join(names)}"]
+
+    def results(self, names: Sequence[str]) -> dict[str, Any]:
+        """Adds up the metrics' states, in place, and gives their results; none if logs have others.
+
+        Args:
+            names: what the steps returned, sorted; equal in all workers.
+        """
+        if list(names) != self._names():
+            return {}
         variables = self._model.metrics_variables
         specs = [spec(v, _how(v)) for v in variables]
         assign(variables, exchange(self._group, specs)(values(variables)))
         return {name: _plain(value) for name, value in self._model.get_metrics_result().items()}
+
+    def _names(self) -> list[str]:
+        return sorted(self._model.get_metrics_result())
 
     def mean(self, logs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """The means of other numbers in the logs."""

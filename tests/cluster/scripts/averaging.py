@@ -210,6 +210,31 @@ def other_logs():
     return {"history": fit(model, averaged())}
 
 
+class OwnSteps(keras.Sequential):
+    """Its `train_step` returns numbers of its own, one of them under a metric's name."""
+
+    def train_step(self, data):
+        return {"loss": tf.constant(1.0 + ME), "odd": tf.constant(float(ME))}
+
+
+class OwnTestStep(keras.Sequential):
+    def test_step(self, data):
+        return {"loss": tf.constant(10.0 + ME), "odd": tf.constant(0.0)}
+
+
+@way
+def own_steps():
+    """A loss that a step computes and returns itself, in training alone and in validation alone."""
+    found = {}
+    for kind in (OwnSteps, OwnTestStep):
+        keras.utils.set_random_seed(0)
+        model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        data = models.data(ME, 20 + 8 * ME, seed=1)
+        found[kind.__name__] = fit(model, averaged(), validation_data=data)
+    return found
+
+
 @way
 def stopping():
     """All stop at the same epoch, by logs that would differ."""
