@@ -134,6 +134,11 @@ def layers_within(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
+def all_layers_within(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """As `layers_within`, with those within them."""
+    return list(layer._flatten_layers(include_self=False))
+
+
 def variables_of(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The variables of a layer itself, its seed generators' among them."""
     own = [*layer._trainable_variables, *layer._non_trainable_variables]

@@ -228,6 +228,24 @@ def test_moving_statistics_are_averaged_and_integers_are_the_first_workers(outco
         assert calls.tolist() == [7, 7]  # worker 0 began at 0, worker 1 at 10
 
 
+def test_constants_are_made_again_of_the_first_workers_weights(outcome):
+    """So all train, validate and end as one process with worker 0's constants does."""
+    model = models.adapted(0)
+    x, y = models.data(0, 28)
+    model.train_on_batch(x[:4], y[:4])
+    x, y = models.joint([models.data(worker, 28) for worker in (0, 1)])
+    history = model.fit(
+        *(x, y, 2 * models.BATCH, 1, 0), shuffle=False, validation_data=models.data(0, 8, seed=1)
+    ).history
+    mean = keras.ops.convert_to_numpy(model.layers[0].layers[0].mean)
+    for worker in outcome["constants"]:
+        for got in worker["means"]:
+            np.testing.assert_array_equal(got, mean)
+        helpers.assert_close(worker["weights"], [w.numpy() for w in model.weights], 1e-5)
+        for name, values in history.items():
+            helpers.assert_close(worker["history"][name], values, 1e-5, name)
+
+
 def test_random_states_become_different_where_a_seed_made_them_equal(outcome):
     first, second = (o["seeds"] for o in outcome["statistics"])
     assert len(first[0]) == 1

@@ -196,6 +196,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._open(_BEGIN, model, optimizer)
         if self._group is not None:
             self._running().copy_first()
+            self._retrace(model)
 
     def average(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None
@@ -213,6 +214,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._running().offer()
         self._meet(_CALLED)
         self._running().average()
+        self._retrace(model)
         self._averages += 1
         self._the_group().meet()  # or a process that now ends takes away what others still read
 
@@ -285,9 +287,15 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._open(_BEGIN, self.model, None, lines)
         self._at.before = self._running().copy_first()
         self._logs = JointLogs(self.model, self._the_group())
-        if self._running().retrace():
-            self.model.make_train_function(force=True)
+        self._retrace(self.model)
         self._at.begun = True
+
+    def _retrace(self, model: keras.Model) -> None:
+        """Has Keras trace anew what it has traced with constants or schedules of before."""
+        if self._running().retrace():
+            for kind in ("train", "test", "predict"):
+                if getattr(model, f"{kind}_function", None) is not None:
+                    getattr(model, f"make_{kind}_function")(force=True)
 
     def _open(self, place: int, model: keras.Model, optimizer: Any, lines: Any = ()) -> None:
         """Compares what all train, and how."""

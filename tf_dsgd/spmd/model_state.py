@@ -6,6 +6,7 @@ kind                                        "average"  "local"   "reset"
 weights, moving statistics                  mean       mean      mean
 EMA of the weights (`use_ema`)              mean       mean      refused
 integer and bool weights                    first      first     first
+weights that constants are made of          first      first     first
 slots (momentum and the like)               mean       own       as when created
 `iterations`                                first      own       0; schedules go on
 accumulators of gradients                   mean       own       own
@@ -14,21 +15,23 @@ loss scale                                  own        own       own
 random states                               own        own       own
 ==========================================  =========  ========  ===================
 
-"first": the first worker's; "own": left alone. At the beginning all of them, but random states, are
-copied from the first worker, so that "own" begins equal.
+"first": the first worker's; "own": left alone. Constants are made of weights by a layer's
+`finalize_state`, as `Normalization` does after `adapt`. At the beginning all of them, but random
+states, are copied from the first worker, so that "own" begins equal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tf_dsgd import _tf
+from tf_dsgd import _tf, _tf_parts
 from tf_dsgd.spmd.collectives import Group
 from tf_dsgd.spmd.exchange import How, Spec, exchange
 
@@ -64,6 +67,7 @@ class ModelState:
             self._kinds = _tf.optimizer_variables(optimizer)
         kept = {id(v) for v in (*self._weights, *model.metrics_variables)}
         self._seeds = [v for v in model.non_trainable_variables if id(v) not in kept]
+        self._constants = _Constants(model)
         self._reset = None
         if policy == "reset" and optimizer is not None:
             self._reset = _Reset(model, optimizer, self._kinds)
@@ -72,7 +76,9 @@ class ModelState:
             *self._weights,
             *(variable for kind, variable in self._kinds if kind in averaged),
         ]
-        self._exchange = exchange(group, [spec(v, "mean") for v in self._averaged])
+        how = {id(v): "first" for v in self._constants.weights}
+        specs = [spec(v, how.get(id(v), "mean")) for v in self._averaged]
+        self._exchange = exchange(group, specs)
 
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
@@ -93,7 +99,8 @@ class ModelState:
         Gives the steps that the optimizer had counted.
         """
         variables = [*self._weights, *(variable for _, variable in self._kinds)]
-        assign(variables, self._group.broadcast(values(variables)))
+        with self._constants.renewed():
+            assign(variables, self._group.broadcast(values(variables)))
         counted = max((int(v.numpy()) for kind, v in self._kinds if kind == "count"), default=0)
         self._part_seeds()
         if self._reset is not None:
@@ -106,16 +113,17 @@ class ModelState:
 
     def average(self) -> None:
         """Averages what all have offered, and applies the policy."""
-        assign(self._averaged, self._exchange.take())
+        with self._constants.renewed():
+            assign(self._averaged, self._exchange.take())
         if self._reset is not None:
             self._reset()
 
     def retrace(self) -> bool:
-        """Whether steps that are traced already would follow another schedule; True once."""
-        shifted = self._reset is not None and self._reset.shifted
+        """Whether steps that are traced already have another schedule or constant; True once."""
+        outdated, self._constants.changed = self._constants.changed, False
         if self._reset is not None:
-            self._reset.shifted = False
-        return shifted
+            outdated, self._reset.shifted = outdated or self._reset.shifted, False
+        return outdated
 
     def begin_steps(self) -> None:
         """From here `iterations` may count since the last reset."""
@@ -145,6 +153,30 @@ class ModelState:
             mixed = value.astype(np.uint64).reshape(-1)
             mixed[:1] = (mixed[:1] + np.uint64(self._group.rank * _MIX)) % np.uint64(1 << 32)
             variable.assign(mixed.reshape(value.shape).astype(value.dtype))
+
+
+class _Constants:
+    """Constants that layers make of weights, which an assignment to these does not change."""
+
+    def __init__(self, model: keras.Model):
+        fixed = {id(v) for v in model.non_trainable_weights}
+        self._made_of = [
+            (layer, [v for v in _tf_parts.variables_of(layer) if id(v) in fixed])
+            for layer in _tf_parts.all_layers_within(model)
+            if hasattr(layer, "finalize_state")
+        ]
+        self.weights = [v for _, weights in self._made_of for v in weights]
+        self.changed = False
+
+    @contextlib.contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Within, weights are assigned; then the layers for which that was news make them again."""
+        before = [_bytes(weights) for _, weights in self._made_of]
+        yield
+        for (layer, weights), old in zip(self._made_of, before, strict=True):
+            if _bytes(weights) != old:
+                layer.finalize_state()
+                self.changed = True
 
 
 class _Reset:
@@ -244,6 +276,10 @@ def assign(variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
     """Sets the variables."""
     for variable, array in zip(variables, arrays, strict=True):
         variable.assign(array)
+
+
+def _bytes(variables: Iterable[Any]) -> list[bytes]:
+    return [value.tobytes() for value in values(variables)]
 
 
 def _path(variable: Any) -> str:

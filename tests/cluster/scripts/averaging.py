@@ -151,6 +151,23 @@ def statistics():
 
 
 @way
+def constants():
+    """A layer that makes constants of what it has seen, each worker's of its own data."""
+    model = models.adapted(ME)
+    x, y = models.data(ME, 28)
+    model.train_on_batch(x[:4], y[:4])  # traced with the worker's own constants
+    model.evaluate(x, y, verbose=0)
+    history = fit(model, averaged(1), validation_data=models.data(0, 8, seed=1))
+    other = models.adapted(ME)  # never started
+    averaged().average(other)
+    return {
+        "history": history,
+        "weights": weights(model),
+        "means": [keras.ops.convert_to_numpy(m.layers[0].layers[0].mean) for m in (model, other)],
+    }
+
+
+@way
 def callable_period():
     asked, model = [], models.linear(keras.optimizers.SGD(0.05))
 
