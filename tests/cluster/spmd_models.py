@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 BATCH, FEATURES = 4, 3
 
@@ -81,6 +82,45 @@ def adapted(worker):
     model = keras.Sequential([keras.Input((FEATURES,)), inner, keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(0.05), "mse")
     return model
+
+
+class TwoParts(keras.Model):
+    """Each part has an optimizer; the second one's makes its first step at the fifth mini-batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+        momentum = keras.optimizers.SGD(0.05, momentum=0.9)
+        self.optimizers = {"parts": [keras.optimizers.Adam(0.05), momentum]}
+        self.steps = 0
+
+    def call(self, inputs):
+        return self.parts[1](self.parts[0](inputs))
+
+    def train_step(self, data):
+        inputs, targets, *_ = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(inputs) - targets) ** 2)
+        self.steps += 1
+        for part, optimizer in zip(self.parts, self.optimizers["parts"], strict=True):
+            if part is self.parts[0] or self.steps >= 5:
+                weights = part.trainable_weights
+                optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def two_parts():
+    keras.utils.set_random_seed(0)
+    model = TwoParts()
+    model(np.zeros((1, FEATURES)))
+    model.compile(run_eagerly=True)
+    return model
+
+
+def slots_of(model):
+    """Those of both optimizers, without iterations and rates."""
+    parts = model.optimizers["parts"]
+    return [v for optimizer in parts for v in optimizer.variables[2:]]
 
 
 def halving():

@@ -203,6 +203,28 @@ def test_policies_equal_their_twins(outcome, name, twin, policy):
         assert got["averages"] == 6
 
 
+@pytest.mark.parametrize("policy", ["average", "local", "reset"])
+def test_each_optimizer_of_a_model_has_its_state_averaged(outcome, policy):
+    """One makes its first step between two averages, and the compiled one never does."""
+    for _, pair in twins(lambda _: models.two_parts()):
+        mean_weights(pair)
+        for together in zip(*(models.slots_of(model) for model in pair), strict=True):
+            mean = np.mean([v.numpy() for v in together], axis=0)
+            for slot in together if policy == "average" else ():
+                slot.assign(mean)
+        for optimizer in (o for m in pair for o in m.optimizers["parts"]):
+            if policy == "reset":
+                optimizer.iterations.assign(0)
+                for slot in optimizer.variables[2:]:
+                    slot.assign(np.zeros(slot.shape))
+    for got, model in zip(outcome["several_optimizers"], pair, strict=True):
+        helpers.assert_close(got[policy]["weights"], [w.numpy() for w in model.weights], 2e-5)
+        want = [v.numpy() for v in models.slots_of(model)]
+        helpers.assert_close(got[policy]["slots"], want, 2e-5)
+        if policy == "average":
+            assert got[policy]["averaged"] == [False, True, True]
+
+
 def test_policies_differ(outcome):
     for name in models.OPTIMIZERS:
         kernels = [

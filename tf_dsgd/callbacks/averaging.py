@@ -16,6 +16,7 @@ from tf_dsgd.checks import called, integer, one_of, period, positive_seconds
 from tf_dsgd.spmd import collectives
 from tf_dsgd.spmd.joint_logs import JointLogs, is_number
 from tf_dsgd.spmd.model_state import POLICIES, ModelState
+from tf_dsgd.spmd.optimizers import optimizers_of
 from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.
@@ -102,7 +103,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
             begins), to the number of steps until the next, such as
             `lambda step: 1 if step < 500 else 16` (post-local SGD). The end of an epoch averages in
             any case.
-        optimizer_state: what becomes of momentum and the like. `"average"`: averaged with the
+        optimizer_state: what becomes of momentum and the like, of all optimizers that the model has
+            (compiled, and as attributes) and that are used. `"average"`: averaged with the
             weights. `"local"`: each process keeps its own. `"reset"`: at every average as when the
             optimizer was made (Adagrad's accumulators begin at 0.1, not 0), and bias correction
             begins anew: `iterations` then counts from the latest average within an epoch, and all
@@ -189,8 +191,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
         Args:
             model: a built model, trained by a loop of your own.
-            optimizer: what trains it; by default the compiled one, if there is one. Its state is
-                copied, and averaged by policy.
+            optimizer: what trains it; by default the compiled one, if there is one, and those that
+                are attributes of the model. Its state is copied, and averaged by policy.
         """
         self._at = _Progress()
         self._open(_BEGIN, model, optimizer)
@@ -315,7 +317,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
             )
         identity = self._identity(model, optimizer)
         if self._of != identity:
-            self._state = ModelState(model, identity[1], self.optimizer_state, self._group)
+            self._state = ModelState(model, optimizer, self.optimizer_state, self._group)
             self._of = identity
         period = "a callable" if callable(self.average_every) else self.average_every
         own = [f"average_every {period}", f"optimizer_state {self.optimizer_state}"]
@@ -323,8 +325,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
     def _identity(self, model: keras.Model, optimizer: Any) -> tuple[Any, ...]:
         """What a `ModelState` is made of."""
-        compiled = getattr(model, "optimizer", None)
-        return model, compiled if optimizer is None else optimizer, len(model.trainable_variables)
+        optimizers = [("", optimizer)] if optimizer is not None else optimizers_of(model)
+        return model, len(model.trainable_variables), *(each for _, each in optimizers)
 
     def _average(self) -> None:
         self._running().average()

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from tf_dsgd.spmd.arrays import assign, spec, values
 from tf_dsgd.spmd.collectives import Group
 from tf_dsgd.spmd.exchange import Spec, exchange
-from tf_dsgd.spmd.model_state import assign, spec, values
 
 
 class JointLogs:

@@ -142,6 +142,21 @@ def policies():
 
 
 @way
+def several_optimizers():
+    found = {}
+    for policy in ("average", "local", "reset"):
+        model, callback = models.two_parts(), averaged(3, optimizer_state=policy)
+        history = fit(model, callback)
+        found[policy] = {
+            "weights": weights(model),
+            "slots": [v.numpy() for v in models.slots_of(model)],
+            "averaged": [each.is_averaged for each in callback._state._optimizers],
+            "history": history,
+        }
+    return found
+
+
+@way
 def statistics():
     model = models.normalised(ME)
     before = [v.numpy() for v in model.non_trainable_variables if "seed" in v.path]
