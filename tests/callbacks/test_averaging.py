@@ -7,8 +7,9 @@ import pytest
 import tf_dsgd
 from tests import helpers
 from tests.cluster import processes
+from tf_dsgd import _tf
 from tf_dsgd.spmd import collectives, exchange
-from tf_dsgd.spmd.model_state import ModelState
+from tf_dsgd.spmd.model_state import ModelState, number_of
 from tf_dsgd.transport import cluster_spec
 
 PeriodicAveraging = tf_dsgd.callbacks.PeriodicAveraging
@@ -214,6 +215,85 @@ def test_what_is_averaged_of_an_optimizer(alone, policy):
     }
     assert ("iteration" in paths) == (policy == "average")
     assert "learning_rate" not in paths
+
+
+class Pretended:
+    """A group as one of its processes sees it, where what the others say is known beforehand."""
+
+    size = 3
+
+    def __init__(self, rank, first=None, rows=None):
+        self.rank, self._first, self._rows = rank, first, rows
+        self.made = {}
+
+    def broadcast(self, arrays):
+        return list(arrays) if self._first is None else self._first
+
+    def meet(self, *numbers):
+        rows = [numbers] * self.size if self._rows is None else list(self._rows)
+        rows[self.rank] = numbers
+        return np.array(rows, np.int64)
+
+
+RATES = {
+    "plain": lambda rate, **options: keras.optimizers.SGD(rate, **options),
+    "scaled": lambda rate, **options: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(rate, **options)
+    ),
+    "several": lambda rate, **options: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.Adam(rate), {".*kernel": keras.optimizers.SGD(rate, **options)}
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_another_learning_rate_is_copied_and_not_compared(name):
+    """Wherever it stands in the optimizer."""
+    first, other, unlike = (
+        linear(RATES[name](rate, momentum=momentum))
+        for rate, momentum in ((0.5, 0.0), (0.25, 0.0), (0.5, 0.5))
+    )
+    told = ModelState(first, None, "average", Pretended(0))
+    variables = [*first.weights, *told._optimizers[0].variables()]
+    state = ModelState(other, None, "average", Pretended(1, [v.numpy() for v in variables]))
+    assert state.describe() == told.describe()
+    assert state.describe() != ModelState(unlike, None, "average", Pretended(1)).describe()
+    state.copy_first()
+    rates = [v for kind, v in _tf.optimizer_variables(other.optimizer) if kind == "rate"]
+    assert {float(v) for v in rates} - {0.0} == {0.5}  # 0: of what has others in it
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changed"),
+    [
+        ([[1, 2], [1, 2], [1, 2]], [[], [0, 1], [0, 1]]),
+        ([[1, 2], [1, 3], [4, 2]], [[], [0], [1]]),  # one of two differs
+        ([[1, 2], [3, 4], [3, 5]], [[], [], [0]]),  # equal to one that is not the first
+        ([[1, 2], [3, 4], [5, 6]], [[], [], []]),
+    ],
+)
+def test_each_random_state_that_equals_another_workers_is_changed(seeds, changed):
+    """Of two layers with dropout, in three workers."""
+    layers = [keras.layers.Dropout(0.5), keras.layers.Dense(1), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    states = [layer.seed_generator.state for layer in (layers[0], layers[2])]
+
+    rows, after = [], []
+    for mine in seeds:
+        rows.append([number_of(np.array([seed, 7], states[0].dtype)) for seed in mine])
+    for rank, mine in enumerate(seeds):
+        for variable, seed in zip(states, mine, strict=True):
+            variable.assign([seed, 7])
+        group = Pretended(rank, rows=rows)
+        ModelState(model, None, "average", group).copy_first()
+        after.append([v.numpy().tolist() for v in states])
+    for rank, found in enumerate(after):
+        assert [k for k in (0, 1) if found[k][0] != seeds[rank][k]] == changed[rank]
+        assert [count for _, count in found] == [7, 7]
+    for k in (0, 1):
+        assert len({found[k][0] for found in after}) == 3
 
 
 def test_a_model_without_weights_is_refused(monkeypatch):

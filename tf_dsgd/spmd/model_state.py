@@ -23,6 +23,7 @@ states, are copied from the first worker, so that "own" begins equal.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -161,20 +162,20 @@ class ModelState:
             reset.count_all()
 
     def _part_seeds(self) -> None:
-        """Gives this worker random states of its own, if they equal the first worker's.
+        """Gives this worker a random state of its own for each that an earlier worker has, too.
 
         `keras.utils.set_random_seed`, and a checkpoint that all restore, make them equal, and
-        dropout would then leave out the same units on all workers.
+        dropout would then leave out the same units on both workers.
         """
         if not self._seeds:
             return
         mine = [np.asarray(value) for value in values(self._seeds)]
-        theirs = self._group.broadcast(mine)
-        if self._group.rank == 0 or any(
-            not np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True)
-        ):
-            return
-        for variable, value in zip(self._seeds, mine, strict=True):
+        digests = self._group.meet(*(number_of(value) for value in mine))
+        earlier = digests[: self._group.rank]
+        equal = (earlier == digests[self._group.rank]).any(axis=0)
+        for variable, value, is_equal in zip(self._seeds, mine, equal, strict=True):
+            if not is_equal:
+                continue
             mixed = value.astype(np.uint64).reshape(-1)
             mixed[:1] = (mixed[:1] + np.uint64(self._group.rank * _MIX)) % np.uint64(1 << 32)
             variable.assign(mixed.reshape(value.shape).astype(value.dtype))
@@ -202,6 +203,11 @@ class _Constants:
             if _bytes(weights) != old:
                 layer.finalize_state()
                 self.changed = True
+
+
+def number_of(value: np.ndarray) -> int:
+    """Equal for equal values."""
+    return int.from_bytes(hashlib.blake2b(value.tobytes(), digest_size=7).digest(), "big")
 
 
 def _bytes(variables: Iterable[Any]) -> list[bytes]:

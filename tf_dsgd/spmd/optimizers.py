@@ -93,9 +93,7 @@ class OptimizerState:
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
         optimizer = self.optimizer
-        config = _without_names(optimizer.get_config())
-        if not isinstance(config.get("learning_rate"), dict):
-            config.pop("learning_rate", None)  # a number, which is copied
+        config = _compared(optimizer.get_config())
         settings = json.dumps(config, default=lambda value: type(value).__name__)
         where = f"{self._where} " if self._where else ""
         state = "" if optimizer.built else ", not built"
@@ -198,8 +196,17 @@ def _constant(value: np.ndarray) -> np.ndarray:
     return flat[:1].reshape(()).copy() if flat.size and np.all(flat == flat[0]) else value
 
 
-def _without_names(config: Any) -> Any:
-    """A configuration without names, which Keras numbers too."""
-    if isinstance(config, dict):
-        return {k: _without_names(v) for k, v in config.items() if k not in ("name", "module")}
-    return [_without_names(v) for v in config] if isinstance(config, (list, tuple)) else config
+def _compared(config: Any) -> Any:
+    """A configuration without names, which Keras numbers too, and learning rates, which are copied.
+
+    A rate that is a dict is a schedule, of which there is nothing to copy.
+    """
+    if isinstance(config, (list, tuple)):
+        return [_compared(v) for v in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: _compared(value)
+        for key, value in config.items()
+        if key not in ("name", "module") and (key != "learning_rate" or isinstance(value, dict))
+    }
