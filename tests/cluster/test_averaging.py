@@ -309,6 +309,19 @@ def test_what_is_due_within_an_execution_is_done_at_its_end(outcome):
         helpers.assert_close(got["weights"], [w.numpy() for w in pair[0].weights], 1e-5)
 
 
+def test_an_execution_that_comes_to_the_end_of_the_data_counts_its_mini_batches(outcome):
+    """What is due after 3 is done at 4; after 7, the end of the epoch, which Keras calls 8."""
+    for got in outcome["incomplete_executions"]:
+        # Tried as it is given. "endless" really has eight in an epoch.
+        for name in ("arrays", "overflows", "unknown length"):
+            assert got[name] == [0, 0, 4, 7, 11], name
+        assert got["endless"] == [0, 0, 4, 8, 12]
+        kind, text = got["unequal"]
+        assert kind == "ValueError"
+        assert "averages, step 7 (epoch 0); worker 1" in text
+        assert "end of an epoch's training, step 5 (epoch 0)" in text
+
+
 def test_a_loop_of_ones_own(outcome):
     first, second = outcome["own_loop"]
     begun = [w.numpy() for w in models.linear("sgd").weights]

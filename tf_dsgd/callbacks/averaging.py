@@ -42,6 +42,7 @@ class _Progress:
     in_epoch: bool = False
     step: int = 0
     first_step: int = 0  # of the epoch
+    counted: int | None = None  # what the optimizer had counted as the epoch began
     latest: int = 0  # when models were averaged
     due: int | None = None  # when they will be, once that was asked
     names: list[str] = dataclasses.field(default_factory=list)  # in the latest step's logs
@@ -235,6 +236,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._at.names = []
         self._at.in_epoch = True
         self._at.first_step = self._at.step
+        self._at.counted = self._counted()
         self._running().begin_steps()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -244,6 +246,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
         self._at.step = self._at.first_step + batch + 1
         if self._at.due is None:  # not when the average was made: it may have been the last
             self._at.due = self._at.latest + self._period()
+        if self._at.step >= self._at.due:
+            self._count_execution()
         if self._at.step >= self._at.due:
             self._running().offer()
             self._meet(_AVERAGE)
@@ -328,6 +332,28 @@ class PeriodicAveraging(keras.callbacks.Callback):
         optimizers = [("", optimizer)] if optimizer is not None else optimizers_of(model)
         return model, len(model.trainable_variables), *(each for _, each in optimizers)
 
+    def _counted(self) -> int | None:
+        """What the optimizer has counted, if Keras may count steps that were not made."""
+        return self._running().counted() if self.model.steps_per_execution > 1 else None
+
+    def _count_execution(self) -> None:
+        """Sets the steps right after an execution that may have come to the end of the data.
+
+        With `steps_per_execution` Keras counts each as a whole one. The optimizer's count tells,
+        unless a step of the model's own may update at one worker and not at another.
+        """
+        whole, done = self.model.steps_per_execution, self._at.step - self._at.first_step
+        if whole == 1:
+            return
+        known = self.params.get("steps")
+        steps = min(done, known or done)
+        own_step = type(self.model).train_step is not keras.Model.train_step
+        count = None if own_step and known else self._counted()
+        if count is not None and self._at.counted is not None:
+            counted = count - self._at.counted
+            steps = counted if max(done - whole, 0) < counted <= done else steps
+        self._at.step = self._at.first_step + steps
+
     def _average(self) -> None:
         self._running().average()
         self._averages += 1
@@ -345,6 +371,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         """The end of an epoch's training: joint logs, and the average that validation sees."""
         if self._logs is None:
             return
+        self._count_execution()
         due = self._at.step > self._at.latest
         if due:
             self._running().offer()

@@ -107,6 +107,13 @@ class ModelState:
             reset()
         return next((steps for steps in counted if steps), 0)
 
+    def counted(self) -> int | None:
+        """The mini-batches that the first optimizer has counted; None if it may leave some out."""
+        first = next(iter(self._optimizers), None)
+        if first is None or isinstance(first.optimizer, keras.optimizers.LossScaleOptimizer):
+            return None  # which leaves out steps that overflow
+        return first.counted() if first.reset is None else first.reset.total()
+
     def offer(self) -> None:
         """Gives away what is to be averaged; then all meet, and `average`."""
         self._exchange.offer(values(self._averaged))

@@ -154,14 +154,15 @@ class _Reset:
             self._first = _created_values(self._optimizer, self._slots)
 
     def count_anew(self) -> None:
-        total = self._total()
+        total = self.total()
         self._set(total, total % self._steps)  # where in an accumulation of gradients it is
 
     def count_all(self) -> None:
-        total = self._total()
+        total = self.total()
         self._set(total, total)
 
-    def _total(self) -> int:
+    def total(self) -> int:
+        """The steps since the optimizer was made."""
         return int(self._offset) + int(keras.ops.convert_to_numpy(self._count))
 
     def _set(self, total: int, count: int) -> None:

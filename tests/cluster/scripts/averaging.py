@@ -205,6 +205,35 @@ def several_steps_at_once():
 
 
 @way
+def incomplete_executions():
+    """Of 7 mini-batches, four at once; a dataset that goes on gives an eighth."""
+    found = {}
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=1e38)
+    for name, policy, optimizer, steps in (
+        ("arrays", "average", "adam", None),
+        ("overflows", "average", scaled, None),
+        ("unknown length", "reset", "adam", -1),
+        ("endless", "average", "adam", 7),
+    ):
+        asked, model = [], models.linear("sgd")
+        model.compile(optimizer, "mse", steps_per_execution=4)
+
+        def period(step, asked=asked):
+            asked.append(step)
+            return 3
+
+        callback = averaged(period, optimizer_state=policy)
+        if steps is None:
+            fit(model, callback, epochs=2)
+        else:
+            endless(model, 7, callback, epochs=2, steps=steps)
+        found[name] = asked
+    model.compile("sgd", "mse", steps_per_execution=4)
+    found["unequal"] = error_of(lambda: endless(model, 5 if ME else 7, averaged(6)))
+    return found
+
+
+@way
 def own_loop():
     model = models.linear(keras.optimizers.SGD(0.05, momentum=0.9), seed=ME)
     callback = averaged()
@@ -313,11 +342,13 @@ def differences():
     return {"errors": found, "weights": weights(model), "fresh": weights(fresh)[0]}
 
 
-def endless(model, steps):
-    """A dataset of unknown length."""
-    x, y = models.data(ME, models.BATCH * steps)
-    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(models.BATCH)
-    model.fit(batches.filter(lambda *_: True), verbose=0, callbacks=[averaged(3)])
+def endless(model, batches, callback=None, epochs=1, steps=-1):
+    """A dataset of unknown length, or one that goes on."""
+    x, y = models.data(ME, models.BATCH * batches)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(models.BATCH)
+    dataset = dataset.filter(lambda *_: True) if steps < 0 else dataset.repeat()
+    steps = {} if steps < 0 else {"steps_per_epoch": steps}
+    model.fit(dataset, verbose=0, epochs=epochs, callbacks=[callback or averaged(3)], **steps)
 
 
 @way
