@@ -174,6 +174,35 @@ def test_a_position_is_of_one_fit(tmp_path):
     np.testing.assert_array_equal(model.get_layer("ids").ids.take(), np.arange(EXAMPLES))
 
 
+def test_a_resumed_fit_that_ends_by_an_error_leaves_no_epoch_behind(tmp_path):
+    """Without a strategy, as Keras's; there is no `on_train_end` then."""
+    model = helpers.recording_model(keras.optimizers.SGD(0.001))
+    for at in (helpers.break_off(1, 2), helpers.break_off(2, 2)):
+        with pytest.raises(helpers.Broken):
+            fit(model, tmp_path / "b", arrays(), at, save_freq="epoch")
+        begun = []
+        seen = keras.callbacks.LambdaCallback(on_epoch_begin=lambda e, _, b=begun: b.append(e))
+        model.fit(**arrays(), epochs=1, verbose=0, callbacks=[seen])
+        assert begun == [0]
+
+
+def test_a_position_is_not_of_the_fit_after_one_that_did_not_begin(tmp_path):
+    """By an error, or a Ctrl-C in the first trace, before a token was taken."""
+    _, model = make("simulated")
+    with pytest.raises(helpers.Broken):
+        fit(model, tmp_path / "b", arrays(), helpers.break_off(1, 7))
+
+    def fail(epoch, logs):
+        raise helpers.Broken
+
+    _, model = make("simulated")
+    failing = keras.callbacks.LambdaCallback(on_epoch_begin=fail)
+    with pytest.raises(helpers.Broken):
+        fit(model, tmp_path / "b", arrays(), failing)
+    model.fit(**arrays(), epochs=1, verbose=0, shuffle=False)
+    np.testing.assert_array_equal(model.get_layer("ids").ids.take(), np.arange(EXAMPLES))
+
+
 def test_logs_of_validation_are_no_part_of_it(tmp_path):
     """At the end of an epoch metrics hold validation's: the next epoch begins with none."""
     _, model = make("simulated")

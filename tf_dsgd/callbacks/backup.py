@@ -162,6 +162,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Keras has read it once `on_train_begin` was over. A `fit` that ends by an error has no
+        # `on_train_end`, and the next one would begin there, too.
+        _tf.set_initial_epoch(self.model, 0)
         strategy = self._strategy
         if strategy is None:
             super().on_epoch_begin(epoch, logs)
@@ -192,12 +195,12 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
     def on_train_end(self, logs: Any = None) -> None:
         strategy = self._strategy
+        _tf.set_initial_epoch(self.model, 0)  # where there was no epoch left to begin
         if strategy is None:
             super().on_train_end(logs)
             self._checkpoints.release()
             return
         strategy.passes.restore(None)
-        _tf.set_initial_epoch(self.model, 0)  # else the next `fit` would begin there, too
         if self.delete_checkpoint and self._is_finite():
             self._checkpoints.delete()
             self._say_where(strategy, None)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd.strategies.caller import fit_that_runs
 from tf_dsgd.strategies.pipelines import Segment, Source
 
 _PLACE, _PIPELINES, _SOURCES = "position", "position_of_pipelines", "seeds_of_pipelines"
@@ -48,6 +49,8 @@ class Passes:
         """Restored, of each of the sources."""
         self._current: weakref.ref[Any] | None = None
         self._ahead: Position | None = None
+        self._of_fit: Any = None
+        """The callbacks of the `fit` for which that was restored; None if there was none."""
 
     def add(self, source: Source) -> None:
         """Registers pipelines that workers run; a later run of the same script makes the same."""
@@ -68,6 +71,9 @@ class Passes:
         """
         self._current = weakref.ref(iterator)
         position, self._ahead = self._ahead, None
+        restored_for, self._of_fit = self._of_fit, None
+        if restored_for is not None and restored_for() is not fit_that_runs()[1]:
+            return True  # that one ended by an error before it took a token
         if position is None or not position.batches:
             return True
         iterator.skip(position)
@@ -129,11 +135,15 @@ class Passes:
 
     def restore(self, arrays: Mapping[str, np.ndarray] | None) -> Position:
         """Sets what `take` gave, for the next iterator of `fit`; with None that one is new."""
+        self._of_fit = None
         if arrays is None:
             self._ahead = None
             return Position(0, 0)
         steps, batches = arrays[_PLACE].tolist()
         left_behind = tuple(Segment(*row) for row in arrays[_LEFT_BEHIND].tolist())
+        callbacks = fit_that_runs()[1]
+        if callbacks is not None:
+            self._of_fit = weakref.ref(callbacks)
         self._ahead = Position(steps, batches, tuple(arrays[_PIPELINES].tolist()), left_behind)
         self._seeds = arrays[_SOURCES].tolist()
         for place, reference in enumerate(self._sources):
