@@ -106,6 +106,19 @@ def test_the_records_of_a_ring(by_hand):
     assert records(directory, "end")[0]["seconds"] == pytest.approx(20.04)
 
 
+def test_several_optimizers_have_no_learning_rate(tmp_path):
+    """NaN in logs, and null in records."""
+    strategy = tf_dsgd.DownpourStrategy(ring())
+    with strategy.scope():
+        parts = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5))
+        model = helpers.constant_gradient_model(keras.optimizers.MultiOptimizer(parts))
+    history = fit(model, 6, StalenessMonitor(tmp_path, tensorboard=False))
+    assert np.isnan(history["effective_rate"]).all()
+    (end,) = records(tmp_path, "epoch")
+    assert end["learning_rate"] is None and end["effective_rate"] is None
+    assert end["steps"] == 6
+
+
 def test_the_time_of_simulated_workers():
     """Worker 0: 4 rounds of 0.25 + 2 * 1 + 0.25 seconds. Worker 1: 3 of 0.25 + 2 * 1.5 + 0.25.
 

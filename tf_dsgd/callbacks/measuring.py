@@ -84,9 +84,9 @@ class Meter:
         return self.strategy.engine.snapshot()
 
     def _learning_rate(self) -> float:
-        if self._optimizer is None:
-            return float("nan")
-        return float(tf.convert_to_tensor(self._optimizer.learning_rate))
+        # A MultiOptimizer has none: each of its parts has its own.
+        rate = getattr(self._optimizer, "learning_rate", None)
+        return float("nan") if rate is None else float(tf.convert_to_tensor(rate))
 
     def measure(self, interval: Snapshot) -> Measures:
         """The numbers of an interval that ends now."""

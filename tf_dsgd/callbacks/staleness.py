@@ -139,7 +139,8 @@ class StalenessMonitor(keras.callbacks.Callback):
 
         Args:
             strategy: what trains.
-            optimizer: whose learning rate is meant by `effective_rate`, which is NaN without.
+            optimizer: whose learning rate is meant by `effective_rate`, which is NaN without, and
+                under a `MultiOptimizer`.
         """
         if optimizer is not None and not isinstance(optimizer, keras.optimizers.Optimizer):
             raise TypeError(
