@@ -95,7 +95,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
     A lost worker ends training: the others raise a ConnectionError that names it, soon if its
     process ended, else a TimeoutError after `timeout_seconds`. No process waits for ever, and none
     goes on alone. Start all again, with `keras.callbacks.BackupAndRestore` after this callback in
-    the list: its folder may be worker 0's own or one that all share.
+    the list of every process, each with a folder of its own.
 
     Args:
         average_every: mini-batches of a worker between averages, counted from the latest; at least
@@ -428,11 +428,20 @@ def _different_places(names: list[str], rows: np.ndarray) -> str:
     for name, (place, epoch, step, _) in zip(names, rows.tolist(), strict=True):
         at = f", step {step} (epoch {epoch})" if epoch >= 0 else ""
         where.append(f"{name} {_PLACES[place]}{at}")
+    text = f"The workers are not at the same place: {'; '.join(where)}. "
+    if (rows[:, 0] == _BEGIN).all():
+        return (
+            f"{text}All must begin at the same epoch. Backups of different epochs, or of some "
+            "workers only, do that: give every process keras.callbacks.BackupAndRestore with a "
+            "folder of its own, and copy one worker's folder over the others', or delete all of "
+            "them."
+        )
     return (
-        f"The workers are not at the same place: {'; '.join(where)}. Each must make as many steps "
-        "in every epoch, validate and stop at the same epochs, and begin at the same: give every "
-        "process the same number of mini-batches, for instance by dataset.repeat() and "
-        "steps_per_epoch, or dataset.take(n), and the same callbacks that may stop training."
+        f"{text}Each must make as many steps in every epoch, validate and stop at the same epochs, "
+        "and begin at the same: give every process the same number of mini-batches, for instance "
+        "by dataset.repeat() and steps_per_epoch, or dataset.take(n), and the same callbacks that "
+        "may stop training. A callback that stops one worker alone does that, too, as "
+        "TerminateOnNaN does, which acts on the logs of its own process's mini-batches."
     )
 
 
