@@ -260,6 +260,24 @@ def test_what_writes_over_others_is_refused_with_the_remedy(optimizer, embedding
         np.testing.assert_array_equal(now, before)
 
 
+def test_an_optimizer_that_the_step_does_not_apply_is_no_reason_to_refuse_it():
+    """Another model's, and the one before, which lives on: the traceback refers to it."""
+    strategy = tf_dsgd.HogwildStrategy(tf_dsgd.LocalCluster(2))
+    x, y = data(2)
+    with strategy.scope():
+        other = regression(keras.optimizers.Adam)
+        model = regression(keras.optimizers.Adam)
+    with pytest.raises(ValueError, match="Adam reads its slots") as refused:
+        model.fit(x, y, batch_size=BATCH, verbose=0)
+    with strategy.scope():
+        model.compile(SGD(), "mse")
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    assert int(model.optimizer.iterations) == strategy.updates == len(x) // BATCH
+    with pytest.raises(ValueError, match="Adam reads its slots"):
+        other.fit(x, y, batch_size=BATCH, verbose=0)
+    assert refused.tb is not None
+
+
 def test_what_is_not_there_is_refused_by_name():
     spec = tf.train.ClusterSpec({"worker": ["127.0.0.1:1"], "ps": ["127.0.0.1:2"]})
     for lock in ("rows", "round-robin"):

@@ -223,12 +223,15 @@ class Optimizers:
             yield applied
 
     @contextlib.contextmanager
-    def captured(self, clip: bool, in_parts: bool) -> Iterator[list[Application]]:
+    def captured(
+        self, clip: bool, in_parts: bool, check: Callable[[Any], None] | None = None
+    ) -> Iterator[list[Application]]:
         """Within, `optimizer.apply` adds to the list that is given, and changes nothing.
 
         Args:
             clip: whether gradients are clipped here in any case.
             in_parts: whether they go to several shards.
+            check: called with each optimizer that is applied, before a table names another remedy.
         """
         applications: list[Application] = []
         with contextlib.ExitStack() as stack:
@@ -237,6 +240,8 @@ class Optimizers:
                 def note(
                     grads: Any, trainable_variables: Any = None, _optimizer: Any = optimizer
                 ) -> None:
+                    if check is not None:
+                        check(_optimizer)
                     applications.append(
                         _noted(_optimizer, grads, trainable_variables, clip, in_parts, self.lazy)
                     )

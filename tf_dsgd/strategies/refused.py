@@ -20,7 +20,7 @@ from tf_dsgd.compression.lossy import Lossy
 from tf_dsgd.optimizers.delay import DelayTolerantOptimizer
 from tf_dsgd.strategies.arguments import keeps_beside_tables
 from tf_dsgd.strategies.caller import callbacks_given, model_that_calls
-from tf_dsgd.strategies.capture import Application, Optimizers, is_multi
+from tf_dsgd.strategies.capture import Application, Optimizers
 from tf_dsgd.strategies.dataset import is_keras_enqueuer
 from tf_dsgd.strategies.rows.tables import Part, SplitTable
 from tf_dsgd.strategies.rows.touched_rows import keeps_still
@@ -197,21 +197,18 @@ def check_empty(application: Application, shard: int) -> None:
 _AT_ONCE = "Workers update the same weights at once here, without a lock"
 
 
-def check_side_by_side(
-    optimizers: Iterable[keras.optimizers.Optimizer], applications: Sequence[Application] = ()
-) -> None:
+def check_side_by_side(applications: Sequence[Application]) -> None:
     """Whether updates can be made while others are, and weights be read where they are.
 
     Raises:
         ValueError: if they can't.
     """
-    for optimizer in optimizers:
-        if not is_multi(optimizer):  # whose parts are among them
-            _check_adds(optimizer)
+    for application in applications:
+        check_adds(application.optimizer)
     _check_added_to(applications)
 
 
-def _check_adds(optimizer: keras.optimizers.Optimizer) -> None:
+def check_adds(optimizer: keras.optimizers.Optimizer) -> None:
     """Whether an optimizer's updates can run side by side: they add in place, and only add.
 
     Raises:

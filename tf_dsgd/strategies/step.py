@@ -21,6 +21,7 @@ from tf_dsgd.strategies.dataset import take_batch, with_none
 from tf_dsgd.strategies.optimizer_state import on_shards, state_of
 from tf_dsgd.strategies.packing import Packing
 from tf_dsgd.strategies.refused import (
+    check_adds,
     check_applied,
     check_averaged,
     check_changes,
@@ -74,12 +75,12 @@ class TracedStep:
         self.sends = algorithm.local.sends
         self.packing = Packing(element_spec)
         # A shard sees a part of a gradient; the norm of all is known on the worker.
-        self._in_parts = steps.distribute_strategy.num_shards > 1
+        in_parts = steps.distribute_strategy.num_shards > 1
         exchange = algorithm.exchange
         # Of a message with several each gradient, and what a local step makes use of.
-        self._clip = exchange.push_every > 1 or exchange.fetch_every > 1
-        if isinstance(algorithm.server, AddInPlace):  # before tables, which name another remedy
-            check_side_by_side(optimizers)
+        clip = exchange.push_every > 1 or exchange.fetch_every > 1
+        adds = check_adds if isinstance(algorithm.server, AddInPlace) else None
+        self._captured = functools.partial(optimizers.captured, clip, in_parts, adds)
         parts = steps.distribute_strategy.placement.parts
         self._laid = None if parts is None else parts.step(call, model, optimizers)
         self._rows: RowsOfRounds | None = None
@@ -114,7 +115,7 @@ class TracedStep:
             batch = with_none(batch)
             graph = tf.compat.v1.get_default_graph()
             if self.sends == "gradient":
-                with self._optimizers.captured(self._clip, self._in_parts) as applications:
+                with self._captured() as applications:
                     outputs = call(batch)
                 gradients = [g for a in applications for g in a.gradients]
                 check_graph(gradients, graph)
@@ -334,7 +335,7 @@ class TracedStep:
     ) -> None:
         """Traces `optimizer.apply` for every call of it in the user's step, for one shard."""
         if side_by_side:
-            check_side_by_side(self._optimizers, self.applications)
+            check_side_by_side(self.applications)
         for application in self.applications:
             check_delay_is_known(application.inner, message)
         with applying(None if message is None else _delay_of(message)):
