@@ -20,6 +20,13 @@ from tf_dsgd.console import say
 
 _WEIGHTED = "microbatches={} takes the mean over pieces, weighted by their examples"
 
+_OF_ALL = {
+    "Circle": "compares all pairs of examples",
+    "Dice": "is a quotient of sums over all examples",
+    "Tversky": "is a quotient of sums over all examples",
+}
+"""What Keras's losses do that are no mean over examples."""
+
 
 def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
     """Raises a ValueError if gradients of pieces would not add up to those of the mini-batch."""
@@ -34,12 +41,12 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
                 'reduction="sum_over_batch_size", or microbatches=1. Received: '
                 f"reduction={reduction!r}."
             )
-        if isinstance(loss, keras.losses.Dice | keras.losses.Tversky):
-            raise ValueError(
-                f"{_WEIGHTED.format(number)}, and "
-                f"{type(loss).__name__} is a quotient of sums over all examples. Use another loss, "
-                f"or microbatches=1. Received: loss={loss.name!r}."
-            )
+        for name, does in _OF_ALL.items():
+            if _is(loss, name):
+                raise ValueError(
+                    f"{_WEIGHTED.format(number)}, and {name} {does}. Use another loss, or "
+                    f"microbatches=1. Received: loss={name.lower()!r}."
+                )
     for layer in layers:
         if getattr(layer, "activity_regularizer", None) is not None:
             raise ValueError(
@@ -47,6 +54,14 @@ def check(model: keras.Model, layers: Iterable[Any], number: int) -> None:
                 f"the activity_regularizer of {layer.name!r} is a sum over them. Leave it out, or "
                 "use microbatches=1."
             )
+
+
+def _is(loss: Any, name: str) -> bool:
+    """Whether a loss, as `compile` takes it, is Keras's loss of this name."""
+    if isinstance(loss, str):
+        return loss in (name, name.lower())
+    kind, function = getattr(keras.losses, name), getattr(keras.losses, name.lower())
+    return loss is kind or loss is function or isinstance(loss, kind)
 
 
 class Weighted:
