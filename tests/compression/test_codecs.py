@@ -379,6 +379,24 @@ def test_nothing_becomes_infinite_in_float16(name, shape):
         np.testing.assert_allclose(applied + kept, total, rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(6, 4), (6,)])
+@pytest.mark.parametrize("name", ["one_bit", "ef_sign"])
+def test_a_mean_beyond_float16_is_sent_in_part(name, shape):
+    """Of what was kept, and of a message: half of 6e4 and 6e4."""
+    codec = CODECS[name][0]
+    worker, shard = Place([np.zeros(shape, "float16")]), Place([np.zeros(shape, "float16")])
+    first, signs = np.zeros(shape), np.ones(shape)
+    first[:3], signs[3:] = 6e4, -1
+    applied = []
+    for g in (first, 6e4 * signs, np.zeros(shape)):
+        sent = codec.encode(worker, 0, tf.constant(g.astype("float16")))
+        applied.append(codec.decode(shard, 0, sent).numpy().astype(float))
+    np.testing.assert_array_equal(applied[0], 3e4)
+    np.testing.assert_array_equal(applied[1], 65504 * signs)
+    np.testing.assert_array_equal(applied[2], (9e4 - 65504) * signs)
+    np.testing.assert_array_equal(sum(applied), first + 6e4 * signs)
+
+
 def test_the_share_of_the_largest_is_a_decimal_number():
     """0.07 times 100 is a little more than 7 in binary."""
     for fraction, size, number in ((0.07, 100, 7), (0.14, 50, 7), (0.55, 100, 55), (1e-9, 10, 1)):

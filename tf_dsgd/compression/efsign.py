@@ -51,7 +51,7 @@ class EFSign(ErrorFeedback):
         flat = tf.reshape(wanted, [-1])
         size = tf.cast(number_of(flat), memory.dtype)
         scale = tf.math.divide_no_nan(tf.reduce_sum(tf.abs(flat)), size)
-        return [packed(flat >= 0), tf.cast(scale, memory.weight.dtype)]
+        return [packed(flat >= 0), memory.as_sent(scale)]
 
     def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
         bits, scale = sent

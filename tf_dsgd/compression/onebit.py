@@ -55,8 +55,7 @@ class OneBit(ErrorFeedback):
         matrix = tf.reshape(wanted, [_rows(tf.size(wanted), columns), columns])
         positive = matrix >= 0
         means = [_mean(matrix, positive), _mean(matrix, tf.logical_not(positive))]
-        bits = packed(tf.reshape(positive, [-1]))
-        return [bits, tf.cast(tf.stack(means), memory.weight.dtype)]
+        return [packed(tf.reshape(positive, [-1])), memory.as_sent(tf.stack(means))]
 
     def decompress(self, sent: Sequence[tf.Tensor], shape: Any, dtype: tf.DType) -> tf.Tensor:
         bits, means = sent
