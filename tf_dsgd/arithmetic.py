@@ -48,6 +48,14 @@ def cast(value: Gradient, dtype: Any) -> Gradient:
     return tf.cast(value, dtype)
 
 
+def type_of_sums(dtype: tf.DType) -> tf.DType:
+    """In which numbers of a type are added up: for floats of 16 bits float32.
+
+    A sum of float16 may be above 65504, and one of bfloat16 has a bit for each doubling.
+    """
+    return tf.float32 if dtype.is_floating and dtype.size < 4 else dtype
+
+
 def scaled(value: Gradient, factor: Any) -> Gradient:
     """`factor * value`."""
     if isinstance(value, tf.IndexedSlices):

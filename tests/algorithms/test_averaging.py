@@ -275,6 +275,35 @@ def test_moving_statistics_are_those_of_all_mini_batches_with_none_first():
     np.testing.assert_allclose(found[0], [(1 - 0.9**10) * mean], rtol=1e-5)
 
 
+@pytest.mark.parametrize("outer", [None, keras.optimizers.SGD(1.0)])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_added_up_in_float32(dtype, outer):
+    """21 times 1e4 is no number of float16; 21 times the other has more bits than bfloat16."""
+    first = {"float16": 1e4, "bfloat16": 1 + 2**-7}[dtype]
+    outer = outer and keras.optimizers.SGD.from_config(outer.get_config())
+    strategy = averaging(simulated(3), every=7, outer=outer)
+    with strategy.scope():
+        layer = keras.layers.Dense(
+            1, use_bias=False, dtype=dtype, kernel_initializer=keras.initializers.Constant(first)
+        )
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(np.zeros((42, 1)), np.zeros((42, 1)), batch_size=1, verbose=0)
+    assert strategy.updates == 2
+    assert float(layer.kernel.numpy().astype("float32")[0, 0]) == first
+
+
+def test_moving_statistics_of_16_bits_are_added_up_in_float32():
+    strategy = averaging(simulated(3), every=2)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.9, dtype="float16")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    layer.moving_variance.assign([6e4])
+    model.fit(np.zeros((48, 1)), np.zeros((48, 1)), batch_size=4, verbose=0)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), [6e4 * 0.9**12], rtol=6e-3)
+
+
 def test_a_reset_that_would_lose_gradients_is_refused():
     strategy = averaging(simulated(2), policy="reset")
     x, y = data(8)

@@ -160,7 +160,8 @@ class WeightedMean(algorithm.ServerRule):
         tables = []
         for i, sent in enumerate(message.tensors):
             if shard.is_copied(i):
-                arithmetic.descend(_sum(shard, i), -share, sent)
+                total = _sum(shard, i)
+                arithmetic.descend(total, -share, arithmetic.cast(sent, total.dtype))
             else:
                 tables.append(sent)
         shard.update_tables(tables)
@@ -178,7 +179,8 @@ class WeightedMean(algorithm.ServerRule):
 
 
 def _sum(shard: algorithm.Shard, index: int) -> tf.Variable:
-    return shard.cell("sum", index)
+    dtype = arithmetic.type_of_sums(shard.weights[index].dtype)
+    return shard.cell("sum", index, dtype=dtype)
 
 
 def _in_it(shard: algorithm.Shard) -> tf.Variable:
@@ -198,9 +200,10 @@ def _average(shard: algorithm.Shard) -> bool:
         weight, total = shard.weights[i], _sum(shard, i)
         mean = total.read_value() / tf.cast(count, total.dtype)
         if shard.has_optimizer and shard.is_trained(i):
-            differences.append(weight.read_value() - mean)
+            difference = tf.cast(weight.read_value(), mean.dtype) - mean
+            differences.append(tf.cast(difference, weight.dtype))
         else:
-            weight.assign(mean, read_value=False)
+            weight.assign(tf.cast(mean, weight.dtype), read_value=False)
     if shard.has_optimizer:
         shard.optimize(differences)
     shard.average_statistics()

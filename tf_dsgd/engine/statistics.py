@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tf_dsgd import _tf
+from tf_dsgd.arithmetic import type_of_sums
 
 
 class Moved(NamedTuple):
@@ -58,8 +59,8 @@ def apply(variable: Any, moved: Moved, lock_free: bool) -> None:
 def collect(variable: Any, moved: Moved, cell: Callable[..., tf.Variable]) -> None:
     """Traces that a message is kept until `average`; `cell(key, shape, dtype)` is a shard's."""
     total, weight, times, messages = _kept_together(variable, cell)
-    kept = _kept(moved.times, variable.momentum, moved.now.dtype)
-    total.assign_add(moved.now, read_value=False)
+    kept = _kept(moved.times, variable.momentum, total.dtype)
+    total.assign_add(tf.cast(moved.now, total.dtype), read_value=False)
     weight.assign_add(1.0 - kept, read_value=False)
     times.assign_add(moved.times, read_value=False)
     messages.assign_add(1, read_value=False)
@@ -68,13 +69,14 @@ def collect(variable: Any, moved: Moved, cell: Callable[..., tf.Variable]) -> No
 def average(variable: Any, cell: Callable[..., tf.Variable]) -> None:
     """Traces that the messages collected are averaged into the primary, and forgotten."""
     cells = _kept_together(variable, cell)
-    value = variable.primary.read_value()
     total, weight, times, messages = (c.read_value() for c in cells)
+    value = tf.cast(variable.primary.read_value(), total.dtype)
     kept = _kept(times, variable.momentum, value.dtype)
     others = (tf.cast(messages, value.dtype) - weight) * value
     contribution = tf.math.divide_no_nan(total - others, weight)
     mean = kept * value + (1.0 - kept) * contribution
     result = tf.where(messages == 1, total, tf.where(weight > 0.0, mean, value))
+    result = tf.cast(result, variable.dtype)
     with tf.control_dependencies([result]):
         variable.primary.assign(result, read_value=False)
         for each in cells:
@@ -83,10 +85,10 @@ def average(variable: Any, cell: Callable[..., tf.Variable]) -> None:
 
 def _kept_together(variable: Any, cell: Callable[..., tf.Variable]) -> list[tf.Variable]:
     """Sums over messages: of what workers have, of 1 - m^U, of U; and how many there are."""
-    name = _tf.unique_id(variable)
+    name, dtype = _tf.unique_id(variable), type_of_sums(variable.dtype)
     return [
-        cell(("total", name), variable.shape.as_list(), variable.dtype),
-        cell(("weight", name), [], variable.dtype),
+        cell(("total", name), variable.shape.as_list(), dtype),
+        cell(("weight", name), [], dtype),
         cell(("times", name), [], tf.int64),
         cell(("messages", name), [], tf.int64),
     ]
