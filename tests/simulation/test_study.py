@@ -204,3 +204,12 @@ def test_wrong_arguments_of_a_timetable():
         timetable(cluster(), Periods(), 0)
     with pytest.raises(TypeError, match=r"exchange must be .*5"):
         timetable(cluster(), 5, 8)
+    schedule = [(0, "fetch"), (0, "push", (0,))]
+    for option, value, words in (
+        ("network_bytes_per_second", 1e6, "leave network_bytes_per_second out"),
+        ("faults", [tf_dsgd.faults.fail_at(1, 2)], "leave faults and late_after_seconds out"),
+        ("late_after_seconds", 2.0, "leave faults and late_after_seconds out"),
+        ("schedule", schedule, r"give its schedule to Study\.run"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            timetable(tf_dsgd.SimulatedCluster(2, **{option: value}), Periods(), 8)

@@ -32,6 +32,7 @@ from tf_dsgd.cluster import Cluster, SimulatedCluster
 from tf_dsgd.engine.base import Engine, nothing_to_explain
 from tf_dsgd.engine.program import Program
 from tf_dsgd.engine.schedule import Entry, Recorder, checked
+from tf_dsgd.engine.scheduled import ScheduledEngine
 from tf_dsgd.engine.scheduler import Scheduler
 from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import WORKER, Store
@@ -421,8 +422,18 @@ def timetable(cluster: SimulatedCluster, exchange: ExchangeRule, num_batches: in
             "A timetable computes no messages, whose bytes would take time: leave "
             f"network_bytes_per_second out. Received: {cluster!r}."
         )
+    if cluster.workers_can_leave:
+        raise ValueError(
+            "A timetable has all workers to the end, and no backup tasks: leave faults and "
+            f"late_after_seconds out, or train on the cluster itself. Received: {cluster!r}."
+        )
     positive_int("num_batches", num_batches)
     engine = cluster.make_engine(exchange)
+    if isinstance(engine, ScheduledEngine):
+        raise ValueError(
+            "A cluster with a schedule has no delays of which a timetable could be made: give its "
+            f"schedule to Study.run. Received: {cluster!r}."
+        )
     engine.recorder = scribe = _Scribe(engine.num_workers, engine.clock)
     program, stream = _Nothing(engine.num_workers), _NoStream()
     for _ in range(num_batches):
