@@ -33,7 +33,7 @@ ROOMS = [
     {"gpu", "places"},
     {"accumulators", "algorithm"},
     {"algorithms", "compression", "optimizers", "transport"},
-    {"engine", "simulation.delays", "simulation.faults"},
+    {"engine", "simulation.delays", "simulation.faults", "simulation.stacks"},
     {"launch", "serve", "spmd"},
     {"cluster"},
     {"strategies"},

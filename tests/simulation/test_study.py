@@ -1,5 +1,7 @@
 """The study driver: one loop in the graph, equal to the simulator on the same schedule."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -107,6 +109,17 @@ def test_equal_to_the_simulator(algorithm, optimizer, jit):
             np.testing.assert_array_equal(a, b)
     mine, theirs = study.model.get_metrics_result(), model.get_metrics_result()
     assert float(mine["mae"]) == pytest.approx(float(theirs["mae"]), rel=1e-3 if jit else 1e-6)
+
+
+@pytest.mark.parametrize("codec", [tf_dsgd.compression.EFSign(), tf_dsgd.compression.QSGD(4)])
+def test_what_each_worker_holds_back_is_known(codec):
+    rules, make = dataclasses.replace(downpour(3, 2), codec=codec), OPTIMIZERS["momentum"]
+    strategy, _ = simulated(rules, make, 0.0)
+    study = Study(rules, WORKERS, lambda: make_model(make), *data(), BATCH, jit_compile=False)
+    study.run(timetable(cluster(), rules.exchange, BATCHES))
+    norms = study.strategy.residual()
+    np.testing.assert_allclose(norms, strategy.residual(), rtol=1e-6)
+    assert len(set(norms)) == (WORKERS if codec.held_back else 1)
 
 
 def test_a_timetable_is_what_the_simulator_does():

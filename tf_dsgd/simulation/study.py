@@ -38,6 +38,7 @@ from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import WORKER, Store
 from tf_dsgd.engine.work import Source
 from tf_dsgd.membership.task import Task
+from tf_dsgd.simulation.stacks import Stack
 from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
 
@@ -119,6 +120,8 @@ class _StackedStrategy(DistributedStrategy):
 
     def __init__(self, algorithm: Algorithm, num_workers: int):
         self.adopted: list[ReplicaVariable] = []
+        self._rows: dict[int, Stack] = {}
+        """Stacks, by the id of the variable that each worker owns."""
         super().__init__(_StackedCluster(num_workers), algorithm)
 
     def adopt(self, primary: tf.Variable, shard: int, lent: bool = False) -> ReplicaVariable:
@@ -126,7 +129,7 @@ class _StackedStrategy(DistributedStrategy):
         self.adopted.append(variable)
         return variable
 
-    def stacks(self) -> list[_Stack]:
+    def stacks(self) -> list[Stack]:
         """What each worker owns, stacked, but for metrics, of which only the sum is asked."""
         store = self.engine.store
         owners = {id(v.copies): v for v in self.adopted if v.copies is not None}
@@ -143,31 +146,17 @@ class _StackedStrategy(DistributedStrategy):
                 first[:, WORKER] = np.arange(store.num_workers)
             elif owner is not None and owner.kind is Kind.SEED:
                 first[:] = [owner.first_value(m) for m in range(store.num_workers)]
-            stacks.append(_Stack(copy, first))
+            stacks.append(Stack(copy, first))
+            self._rows[id(replicated)] = stacks[-1]
         return stacks
 
-
-class _Stack:
-    """One variable of every worker, as rows; one of them at a time is in `copy`."""
-
-    def __init__(self, copy: tf.Variable, first: np.ndarray):
-        self._copy, self._first = copy, copy.numpy()
-        self._rows = _tf.make_variable(first, device="CPU:0", name="stack")
-
-    def follow(self) -> None:
-        """All rows are what the variable was given in place of its first value."""
-        value = self._copy.numpy()
-        if not np.array_equal(value, self._first):
-            self._rows.assign(np.repeat(value[None], self._rows.shape[0], 0))
-
-    def load(self, worker: tf.Tensor) -> None:
-        """Takes a worker's row."""
-        self._copy.assign(self._rows.sparse_read(worker), read_value=False)
-
-    def store(self, worker: tf.Tensor) -> None:
-        """Puts it back."""
-        row = self._copy.read_value()[None]
-        self._rows.scatter_update(tf.IndexedSlices(row, worker[None]))
+    def residual(self) -> tuple[float, ...]:
+        name, store = self.algorithm.codec.held_back, self.engine.store
+        squares = np.zeros(store.num_workers)
+        for cells in store.kept.values():
+            if name in cells:
+                squares += self._rows[id(cells[name])].squares()
+        return tuple(np.sqrt(squares).tolist())
 
 
 class Study:
