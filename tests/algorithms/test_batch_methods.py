@@ -118,7 +118,7 @@ def test_no_lower_point_ends_it_after_the_steepest_descent():
     found, last = batch_twin.run(lies, [1.0, 2.0], Settings(max_evaluations=4), 5)
     assert last.is_last
     assert last.reason == NO_STEP
-    assert last.step == 0
+    assert last.step == last.number == 0
     assert last.evaluations == len(calls) == 1 + 4 + 1
     np.testing.assert_array_equal(found[-1], [1.0, 2.0])
 

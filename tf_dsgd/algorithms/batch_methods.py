@@ -161,8 +161,6 @@ class BatchMethod:
                 return self._ended(0.0, evaluations, restarts, self._small(at), True)
             if restarts:
                 self._pairs, self._last = [], None
-            else:
-                self.number += 1
             direction, slope = self._direction()
             vectors.aim(direction)
             search = self.settings.search(at, slope, self._first_step(slope), self.noise)
@@ -179,6 +177,7 @@ class BatchMethod:
             if search.found.step != tried:
                 result = yield search.found.step
                 evaluations += 1
+            self.number += 1
             self._take(vectors, search.found.step, slope, result)
             reason = self._tolerance(at, result)
             return self._ended(
