@@ -29,6 +29,7 @@ from tf_dsgd.strategies.kept import Kept
 from tf_dsgd.strategies.objective import Objective
 
 _OURS = "batch_"
+_VECTOR = f"{_OURS}vector_"
 
 
 class Vectors:
@@ -110,32 +111,49 @@ class Vectors:
         with self._engine.explained():
             parts = self._out()
         return {
-            f"{_OURS}vector_{s}_{n}": value.numpy()
-            for s, part in enumerate(parts)
-            for n, value in enumerate(part)
+            f"{_VECTOR}{n}": value.numpy()
+            for numbers, part in zip(self._numbers(), parts, strict=True)
+            for n, value in zip(numbers, part, strict=True)
         }
+
+    def _numbers(self) -> list[list[int]]:
+        """Of each shard the numbers of its vectors: weight by weight, wherever the weights are."""
+        of_each = range(3 if self._vectors.rows else 1)
+        weights = self.program.step.weights
+        return [
+            [len(of_each) * i + k for i, w in enumerate(weights) if w.shard == s for k in of_each]
+            for s in range(len(self.program.shards))
+        ]
 
     def put_back(self, arrays: Mapping[str, Any]) -> None:
         """Sets what `arrays` gave.
 
         Raises:
-            ValueError: if they are of other weights, or of another history.
+            ValueError: if they are of other weights, or of another history; nothing is set then.
         """
-        for s, specs in enumerate(self._out.outputs):
-            values = []
-            for n, spec in enumerate(specs):
-                value = np.asarray(arrays.get(f"{_OURS}vector_{s}_{n}"))
-                if value.shape != tuple(spec.shape):
-                    raise ValueError(
-                        f"The state does not fit: {_OURS}vector_{s}_{n} is {value.shape}, and "
-                        f"{tuple(spec.shape)} is expected. Go on with the same model and history."
-                    )
-                values.append(tf.constant(value, spec.dtype))
+        of_shards = [
+            [_fitting(arrays, n, spec) for n, spec in zip(numbers, specs, strict=True)]
+            for numbers, specs in zip(self._numbers(), self._out.outputs, strict=True)
+        ]
+        for s, values in enumerate(of_shards):
             put_back = self.program.on_shards(
                 self._vectors.put_back, *(tf.TensorSpec(v.shape, v.dtype) for v in values), only=s
             )
             with self._engine.explained(), self._engine.mending():
                 put_back(*values)
+
+
+def _fitting(arrays: Mapping[str, Any], number: int, spec: tf.TensorSpec) -> tf.Tensor:
+    """The vector of this number, of this shape."""
+    name = f"{_VECTOR}{number}"
+    value = np.asarray(arrays.get(name))
+    if value.shape != tuple(spec.shape):
+        raise ValueError(
+            f"The state does not fit: {name} is {value.shape}, and {tuple(spec.shape)} is "
+            "expected. Go on with the same model and history; or call fit again, which begins "
+            "anew at the weights as they are."
+        )
+    return tf.constant(value, spec.dtype)
 
 
 class Iterations:
@@ -175,8 +193,7 @@ class Iterations:
         vectors = self._vectors_of(program)
         data = iterator.dataset
         if self._restored:
-            vectors.put_back(self._restored)
-            self._restored = {}
+            self._put_back(vectors)
         elif not known or self._data is None or self._data() is not data:
             self.method.forget()  # another call of `fit`: the data may be others
         elif self._under_way is not None:
@@ -193,6 +210,15 @@ class Iterations:
         except StopIteration as ended:
             self._finished = ended.value  # it begins at a minimum: the pass changes nothing
         self._objective.reset()
+
+    def _put_back(self, vectors: Vectors) -> None:
+        try:
+            vectors.put_back(self._restored)
+        except ValueError:
+            self._restored = {}  # or each further `fit` would fail, too
+            self.method.forget()
+            raise
+        self._restored = {}
 
     def end(self, iterator: Any, program: Program, model: keras.Model | None) -> None:
         """The last mini-batch of an epoch is out: makes what passes are left to its iteration."""
@@ -282,15 +308,20 @@ class Iterations:
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""
         self.method.check(_mine(state))
+        found = {name for name in state if name.startswith(_VECTOR)}
+        missing = {f"{_VECTOR}{n}" for n in range(len(found))} - found
+        if missing:
+            raise ValueError(
+                f"The state is not complete: {sorted(missing)} are missing. It may be an earlier "
+                "version's, which kept vectors by shards: start from the weights alone."
+            )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Sets what `state` gave; vectors as the next epoch begins."""
         self.method.restore(_mine(state))
         self._under_way = None
         self._restored = {
-            name: np.asarray(value)
-            for name, value in state.items()
-            if name.startswith(f"{_OURS}vector_")
+            name: np.asarray(value) for name, value in state.items() if name.startswith(_VECTOR)
         }
 
 
