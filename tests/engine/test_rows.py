@@ -46,6 +46,42 @@ def test_only_a_table_that_was_assigned_is_fetched_whole():
     assert whole(users) == [False, False]
 
 
+def test_what_is_remembered_of_a_fetch_for_another_is_the_whole_table():
+    """Worker 0 computes a message of worker 1's: its copy is the table, and that is 1's, too."""
+    strategy = tf_dsgd.DownpourStrategy(tf_dsgd.SimulatedCluster(2, seed=0))
+    with strategy.scope():
+        layers = [keras.layers.Embedding(50, 2), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+        model.compile(tf_dsgd.optimizers.DelayCompensatedSGD(0.1), "mse")
+    model.fit(np.zeros((8, 1)), np.ones((8, 1)), batch_size=4, verbose=0)
+    (program,) = (each.program for each in strategy.batches.programs)
+    ((index, log),) = program.row_logs.items()
+    table = program.step.weights[index]
+
+    def change(row):
+        table.primary.scatter_add(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([row])))
+        log.note(tf.constant([row]))
+
+    def remembered():
+        return [table.snapshots.of(tf.constant(m, tf.int64), None).numpy() for m in (0, 1)]
+
+    for fetch in program.fetch:
+        fetch()
+    change(3)
+    program.fetch[0]()
+    before = table.primary.numpy()
+    change(5)
+    program.fetch_as[0](tf.constant(1, tf.int64))
+    for found, expected in zip(remembered(), (before, table.primary.numpy()), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(table.on_workers().copies[0].numpy(), table.primary.numpy())
+    change(7)
+    for fetch in program.fetch:
+        fetch()
+    for found in remembered():
+        np.testing.assert_array_equal(found, table.primary.numpy())
+
+
 FIRST, SECOND = np.array([[0, 1]]), np.array([[2, 3]])
 ONE = np.ones((1, 1), "float32")
 

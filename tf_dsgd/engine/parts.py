@@ -400,12 +400,12 @@ class Parts:
             who, needed = tf.nest.pack_sequence_as(given, flat)
             worker, name, sequence = tf.unstack(who, 3)
             rows = {
-                i: self.row_logs[i].differ(worker, needed.get(str(i)))
+                i: self.row_logs[i].differ(worker, needed.get(str(i)), name != worker)
                 for i in mine
                 if i in self._by_rows
             }
             view = self._views[shard.index]
-            view.fetched_rows = rows
+            view.fetched_rows, view.for_another = rows, name != worker
             changed = self.step.on_shard(
                 shard.index, lambda: self._fetched(shard, view, name, sequence)
             )

@@ -104,6 +104,8 @@ class ShardView:
         self.num_workers = program.store.num_workers
         self.fetched_rows: Mapping[int, tf.Tensor] = {}
         """While a fetch is traced: of the step's weights fetched by rows, which rows."""
+        self.for_another: tf.Tensor | bool = False
+        """And whether another worker's message is computed with them."""
         self._once: dict[str, tuple[Any, bool]] = {}
 
     @property
@@ -179,7 +181,9 @@ class ShardView:
         self._program.shards[self.index].row_locks.held(rows, body)
 
     def remember(self, worker: tf.Tensor) -> None:
-        self._program.step.remember(self.index, worker, self.fetched_rows)
+        logs = self._program.row_logs
+        rows = {i: logs[i].or_all(r, self.for_another) for i, r in self.fetched_rows.items()}
+        self._program.step.remember(self.index, worker, rows)
 
     def note_rows(self, tensors: Sequence[Gradient]) -> None:
         """Has the rows of sparse weights in the logs from which workers fetch."""
