@@ -124,6 +124,93 @@ def test_a_step_that_only_looks_has_its_own_batch(strategy):
     helpers.assert_ledger_balances(strategy)
 
 
+def test_two_steps_of_a_function_have_each_its_own(strategy):
+    weight, _, step = counting(strategy)
+    other, _, second_step = counting(strategy)
+
+    def make():
+        @tf.function
+        def call(first, second):
+            strategy.run(step, args=(first,))
+            strategy.run(second_step, args=(second,))
+
+        return call
+
+    for _ in range(4):
+        call, one = make(), iter(tickets(strategy, 4))
+        for first, second in zip(one, one, strict=True):
+            call(first, second)
+    assert (weight.numpy(), other.numpy()) == (16, 24)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_function_trains_or_looks(strategy, order):
+    """Or the one would have the other's batch."""
+    weight, _, step = counting(strategy)
+
+    @tf.function
+    def call(first, second):
+        both = [lambda: strategy.run(step, (first,)), lambda: strategy.run(tf.identity, (second,))]
+        for one in both[::order]:
+            one()
+
+    one = iter(tickets(strategy, 4))
+    with pytest.raises(ValueError, match="Write two functions"):
+        call(next(one), next(one))
+    assert weight.numpy() == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_function_looks_once_at_a_ticket(strategy):
+    counting(strategy)
+    look = tf.function(lambda t: [strategy.run(tf.identity, (t,)) for _ in range(2)])
+    with pytest.raises(RuntimeError, match="used twice"):
+        each(look, tickets(strategy, 4))
+
+
+def test_tickets_that_nobody_has_leave_nothing(strategy):
+    counting(strategy)
+    iterator = iter(tickets(strategy, 100))
+    for _ in iterator:
+        assert iterator.stream.tokens_batches() <= 2
+        assert len(iterator._given) <= 2
+
+
+def test_a_loop_that_goes_on_after_an_error_has_its_own_batches(strategy):
+    weight, _, step = counting(strategy)
+
+    def failing(ticket):
+        with tf.control_dependencies([tf.debugging.assert_none_equal(ticket, np.int64(3))]):
+            step(tf.identity(ticket))
+
+    for ticket in tickets(strategy, 8):
+        strategy.run(failing, args=(ticket,))
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            strategy.settle()
+    assert weight.numpy() == 36 - 3
+
+
+def test_what_opening_other_data_meets_in_another_thread_ends_a_loop(strategy):
+    _, _, step = counting(strategy)
+
+    def failing(ticket):
+        with tf.control_dependencies([tf.debugging.assert_none_equal(ticket, np.int64(3))]):
+            step(tf.identity(ticket))
+
+    def look():
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            next(iter(tickets(strategy, 2)))
+
+    def call(ticket):
+        strategy.run(failing, args=(ticket,))
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        each(call, tickets(strategy, 8))
+
+
 @pytest.mark.skipif(helpers.ON_CLUSTER, reason="there is no Python in another process")
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_a_weight_may_be_read_between_two_steps_of_a_function(strategy, in_thread):

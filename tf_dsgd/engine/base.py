@@ -49,6 +49,8 @@ class Engine(abc.ABC):
         self.scheduler = scheduler
         self.turn = threading.RLock()
         """Held by who hands out, or waits for workers: one thread trains, and others may read."""
+        self._threads: dict[int, threading.Thread] = {}
+        """Workers' own, where they have some."""
         self.shards: list[Shard] = []
         self.watches = [Stopwatch() for _ in scheduler.tasks]
         """What each worker's time goes to."""
@@ -144,6 +146,11 @@ class Engine(abc.ABC):
 
     def drain(self) -> None:
         """Waits until every batch handed out is done and every message is in the shard."""
+        if threading.current_thread() in self._threads.values():
+            raise RuntimeError(
+                "A worker's step read a variable of the model from Python, which would wait for "
+                "itself. Read it in a callback instead."
+            )
         with self.turn:
             self._drain()
 

@@ -137,7 +137,6 @@ class ThreadsEngine(Engine):
         self._stalled: tuple[float, Any] | None = None
         """Since when, in this wait of the main thread, all have waited, and where they stood."""
         self._error: tuple[int | None, BaseException] | None = None
-        self._threads: dict[int, threading.Thread] = {}
         self._own_queues = BatchQueues(store.num_workers)
         """Of workers that take turns: no other gets what one has taken."""
         self.rounds = rounds
@@ -232,11 +231,6 @@ class ThreadsEngine(Engine):
     def _drain(self) -> None:
         if self._program is None:
             return
-        if threading.current_thread() in self._threads.values():
-            raise RuntimeError(
-                "A worker's step read a variable of the model from Python, which would wait for "
-                "itself. Read it in a callback instead."
-            )
         self.scheduler.draining = True
         try:
             self.until(lambda: not (self._awaited() or self.scheduler.unfinished))

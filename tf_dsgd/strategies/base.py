@@ -345,10 +345,11 @@ class DistributedStrategy(tf.distribute.Strategy):
             )
 
         if is_distributed(fn):
-            with held_back(at_most=1, said=TRACES, until_a_point=True):
+            with held_back(at_most=1, said=TRACES, until_a_point=True), self.batches.tracing:
                 program = self._known(fn, token, with_batch, (args, kwargs))
             if program is not None:
-                if program.of_keras and not tf.executing_eagerly():
+                if not tf.executing_eagerly():
+                    token.is_alone_in(tf.compat.v1.get_default_graph(), "trains")
                     with tf.init_scope():
                         self.batches.traced(program)
                 token.make_ready()

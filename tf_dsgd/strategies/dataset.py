@@ -78,6 +78,8 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         self._spec = spec
         self._iterator = iterator  # None where a function is traced
         self.used = False
+        self._graph: Any = None
+        """Of the function in which it was used last."""
 
     @property
     def _type_spec(self) -> TokenSpec:
@@ -100,11 +102,31 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
             return with_none(take_batch(self.queue, self.element_spec))
         # A function given several tokens (predict, steps_per_execution > 1) takes their batches in
         # order; TensorFlow would order them only if it knew that the queues are one.
-        last = tf.compat.v1.get_default_graph().get_collection_ref("tf_dsgd_last_batch")
+        graph = tf.compat.v1.get_default_graph()
+        self.is_alone_in(graph, "looks")
+        last = graph.get_collection_ref("tf_dsgd_last_batch")
         with tf.control_dependencies(last):
             batch = take_batch(self.queue, self.element_spec)
         last[:] = [t.op for t in tensors(batch)]
         return with_none(batch)
+
+    def is_alone_in(self, graph: Any, doing: str) -> None:
+        """Refuses what one function cannot do with its tokens: `doing` is "trains" or "looks".
+
+        Raises:
+            RuntimeError: if it was used in this graph before.
+            ValueError: if there is a step that trains and one that does not.
+        """
+        if self._graph is graph:
+            raise RuntimeError(USED_TWICE)
+        self._graph = graph
+        done = graph.get_collection_ref("tf_dsgd_tokens_are_for")
+        if done and done[0] != doing:
+            raise ValueError(
+                "A tf.function was given batches of distributed datasets, one for a step that "
+                "applies gradients and one for a step that does not. Write two functions."
+            )
+        done[:] = [doing]
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(
@@ -159,6 +181,8 @@ class TokenIterator:
         self._ran_before: np.ndarray | None = None
         """What was known of steps that ran on tokens of this iterator."""
         self.opened = False
+        self.only_looks = False
+        """Whether it is known that no step trains on it."""
         self.done = 0
         """Batches handed out, and those that were done before."""
         self.passing = 0
@@ -210,25 +234,32 @@ class TokenIterator:
         """
         if not self.stream.make_ready():
             raise tf.errors.OutOfRangeError(None, None, "The dataset is empty.")
-        if self.program is not None:
+        if self.program is not None or self.only_looks:
             return
         with self.mutex:
             if self._ran_before is None:
-                self._ran_before = self.stream.ran.numpy()
+                self._ran_before = self.stream.steps_that_ran()
             self.dataset.strategy.batches.uses(self)
             if not token.used:
                 self._skip_those_before(token)
                 token.used = True
                 self.pending += 1
-            if not (self.pending and self.stream.tokens_batches()):
+            elif not (self.pending and self.stream.tokens_batches()):
                 raise RuntimeError(USED_TWICE)
 
     def ran(self) -> np.ndarray:
         """How often training steps ran on tokens of this, since this was asked, by their number."""
         if self._ran_before is None:
             return np.zeros(NUMBERS, np.int64)
-        before, self._ran_before = self._ran_before, self.stream.ran.numpy()
+        before, self._ran_before = self._ran_before, self.stream.steps_that_ran()
         return self._ran_before - before
+
+    def forget_unused(self) -> None:
+        """Drops batches of tokens that nobody has used, nor has any more."""
+        while self._given and not self.pending and self._given[0]() is None:
+            self._given.popleft()
+            if self.stream.make_ready():
+                self.stream.drop(1)
 
     def drop_unused(self) -> None:
         """Those of tokens whose function has not used them."""
@@ -291,7 +322,7 @@ class TokenIterator:
             if not self.dataset.strategy.batches.next_token(self, at_once):
                 raise StopIteration
             token = Token(self.stream.queue_of_tokens, self.stream.ran.handle, self._spec, self)
-            if self.program is None:
+            if self.program is None and not self.only_looks:
                 self._given.append(weakref.ref(token))
         return token
 

@@ -12,10 +12,12 @@ another thread that reads a weight.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -26,16 +28,18 @@ from tf_dsgd import _tf
 from tf_dsgd._tf_python import called_by_a_graph, python_code
 from tf_dsgd.engine.base import Engine
 from tf_dsgd.engine.program import Program
-from tf_dsgd.strategies.caller import fit_that_runs, model_that_fits
+from tf_dsgd.strategies.caller import fit_that_runs, looks, model_that_fits
 from tf_dsgd.strategies.dataset import TokenIterator, TokenSpec
 from tf_dsgd.strategies.iterations import Iterations
 from tf_dsgd.strategies.nothing_yet import leave_logs_out
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.showing import Logs, show_only, step_of_keras
 from tf_dsgd.strategies.step import TracedStep, is_train_step
-from tf_dsgd.strategies.stream import NUMBERS
+from tf_dsgd.strategies.stream import NUMBERS, Stream
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.tracing import Trace, tracing
+
+_order = itertools.count()
 
 
 class HandingOut:
@@ -55,6 +59,10 @@ class HandingOut:
         """Of which a token was given last, where it was not known what for; and to which thread."""
         self._thread: threading.Thread | None = None
         """Who has handed out last."""
+        self._stream: Callable[[], Stream | None] = lambda: None
+        """What was handed out last is from it."""
+        self.tracing = threading.RLock()
+        """Held while a step is traced, which takes what optimizers are called with."""
         self._error: tuple[threading.Thread, BaseException] | None = None
         """What another thread's reading has raised, and the thread whose training that ends."""
         self._taken_at_reset = 0
@@ -91,6 +99,7 @@ class HandingOut:
         Returns False at the end of the data. The first batch is made ready when it is used, unless
         `at_once`.
         """
+        iterator.forget_unused()
         self._resolve(iterator)
         self._raise_what_others_met()
         if iterator.passing:
@@ -104,15 +113,16 @@ class HandingOut:
         try:
             if not iterator.stream.take(at_once):
                 if iterator.program is None:  # a loop of the user's own, which reads no metrics
-                    self._engine.drain()
+                    self._drain()
                 return False
         except tf.errors.OpError:
-            self._engine.drain()  # the batches before the one that failed
+            self._drain()  # the batches before the one that failed
             raise
         if not iterator.opened:
             # Whoever opens a new dataset, to train or to evaluate, expects a model at rest.
             iterator.opened = True
-            self._engine.drain()
+            iterator.only_looks = looks(iterator)
+            self._drain()
             program = self._of_fit(iterator)
             if program is not None:
                 before = self.handed_out
@@ -126,7 +136,8 @@ class HandingOut:
             self._hand_out(iterator, iterator.program)
             self._hand_out_the_rest(iterator, iterator.program)
             return True
-        self._given = weakref.ref(iterator), threading.current_thread()
+        if not iterator.only_looks:
+            self._given = weakref.ref(iterator), threading.current_thread()
         return True
 
     def _hand_out_the_rest(self, iterator: TokenIterator, program: FitProgram) -> None:
@@ -152,7 +163,7 @@ class HandingOut:
         if model is None:
             return None
         spec = iterator.dataset.element_spec
-        found = [p for p in self.programs if p.is_run_by(model) and p.takes(spec)]
+        found = [p for p in list(self.programs) if p.is_run_by(model) and p.takes(spec)]
         equal = [p for p in found if p.is_for(spec)]
         return found[0] if len(found) == 1 else equal[0] if len(equal) == 1 else None
 
@@ -178,6 +189,8 @@ class HandingOut:
 
     def traced(self, program: FitProgram) -> None:
         """While Keras traces its step, which it then runs: hands out the batch of its token."""
+        if not program.of_keras:
+            return
         current = None if self._of_now is None else self._of_now()
         if current is not None and current.program.is_of_model_of(program):
             current.program = program  # in the middle of a pass, as after another `compile`
@@ -204,7 +217,8 @@ class HandingOut:
     def await_logs(self, iterator: TokenIterator) -> None:
         """Before `fit` runs its step: waits until it finds what a worker has reported."""
         if iterator.program is not None and not iterator.passing:
-            self._engine.await_begun(iterator.program.program)
+            with self._told():
+                self._engine.await_begun(iterator.program.program)
 
     def _has_logs(self) -> bool:
         """Whether a worker has taken a mini-batch since metrics were reset."""
@@ -219,20 +233,33 @@ class HandingOut:
         """
         self._refuse_python_of_a_step()
         self._raise_what_others_met()
-        try:
-            self._resolve()
+        self._resolve()
+        self._drain()
+
+    def _drain(self) -> None:
+        with self._told():
             self._engine.drain()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Within, workers' errors are raised: the thread that trains is told, if it is another."""
+        trains, stream = self._thread, self._stream()
+        try:
+            yield
         except Exception as error:
-            trains = self._thread
-            if trains not in (None, threading.current_thread()) and trains.is_alive():
+            if trains is None or trains is threading.current_thread():
+                self._error = None
+            elif trains.is_alive():
                 self._error = trains, error
+            if stream is not None:
+                stream.drop_handed_out()  # as the engine has
             raise
 
     def _refuse_python_of_a_step(self) -> None:
-        if self._engine.is_at_rest or not any(p.python_code for p in self.programs):
+        if self._engine.is_at_rest or not any(p.python_code for p in list(self.programs)):
             return
         called = called_by_a_graph()
-        if any(called & p.python_code for p in self.programs):
+        if any(called & p.python_code for p in list(self.programs)):
             raise RuntimeError(
                 "Python code of a step (tf.numpy_function, tf.py_function) read or wrote a "
                 "variable of the model, which would wait for that step. Pass what it needs as an "
@@ -252,7 +279,7 @@ class HandingOut:
         Raises:
             ValueError: if there are as many as are told apart.
         """
-        taken = {program.number for program in self.programs}
+        taken = {program.number for program in list(self.programs)}
         found = next((n for n in range(NUMBERS) if n not in taken), None)
         if found is None:
             raise ValueError(
@@ -293,7 +320,9 @@ class HandingOut:
         if trains is not threading.current_thread() and self.iterations is not None:
             return False
         ran = iterator.ran()
-        found = [p for p in self.programs for _ in range(ran[p.number])]
+        # Of several in one function those that were traced first run first.
+        programs = sorted(self.programs, key=lambda p: p.order)
+        found = [p for p in programs for _ in range(ran[p.number])]
         if len(found) > iterator.pending:
             self._used.pop(iterator, None)
             raise RuntimeError(
@@ -318,19 +347,20 @@ class HandingOut:
         trains: threading.Thread | None = None,
     ) -> None:
         here = threading.current_thread()
-        self._thread = trains or here
-        running = program.program.running
-        if running.were_written:
-            with self._engine.explained():
-                running.reset()
-            self._taken_at_reset = self._engine.handed_out
-        self.handed_out += 1
-        self._passes.handed_out(iterator)
-        self.examples += iterator.stream.examples
+        self._thread, self._stream = trains or here, weakref.ref(iterator.stream)
         if iterator.program is None:
             iterator.stream.is_of_tokens = True
-        iterator.stream.hand_out()
-        self._engine.grant(program.program, iterator.stream)
+        with self._told(), self._engine.turn:
+            running = program.program.running
+            if running.were_written:
+                with self._engine.explained():
+                    running.reset()
+                self._taken_at_reset = self._engine.handed_out
+            iterator.stream.hand_out()
+            self.handed_out += 1
+            self._passes.handed_out(iterator)
+            self.examples += iterator.stream.examples
+            self._engine.grant(program.program, iterator.stream)
         ends = self.iterations is not None or program.shows_own_logs
         if self._thread is not here or not (ends and iterator.stream.at_end()):
             return
@@ -338,7 +368,7 @@ class HandingOut:
             self.iterations.end(iterator, program.program, program.model)
         if program.shows_own_logs:
             # Logs that are no metrics become the epoch's: show the last step its own.
-            self._engine.drain()
+            self._drain()
 
 
 class FitProgram:
@@ -355,6 +385,7 @@ class FitProgram:
         self.program = program
         self.number = number
         """Under which it takes down that it ran; one that is gone may have had it."""
+        self.order = next(_order)
         self._spec = TokenSpec(element_spec)
         self._step = step
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")

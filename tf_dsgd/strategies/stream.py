@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 16
 # An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
 _SLOW_SECONDS = 0.02
 
-NUMBERS = 1024
+NUMBERS = 256
 """Training steps of a strategy that are told apart where it is taken down which ran."""
 
 USED_TWICE = (
@@ -118,7 +118,7 @@ class Stream:
 
     @property
     def ran(self) -> tf.Variable:
-        """How often each training step ran on a batch of this or an earlier pass."""
+        """Where training steps take down that they ran."""
         return self._queues.ran
 
     @property
@@ -179,6 +179,16 @@ class Stream:
                 return False
             self._queue.dequeue()
         return True
+
+    def drop_handed_out(self) -> None:
+        """After an error, when workers have stopped: nobody is to have what they have not taken."""
+        if self.is_of_tokens:
+            left = self._queues.handed_out
+            left.dequeue_many(left.size())
+
+    def steps_that_ran(self) -> np.ndarray:
+        """How often each training step ran on a batch of this or an earlier pass, by its number."""
+        return tf.raw_ops.ReadVariableOp(resource=self.ran.handle, dtype=tf.int64).numpy()
 
     def tokens_batches(self) -> int:
         """How many batches tokens were given for, and nobody has taken, nor handed out."""
