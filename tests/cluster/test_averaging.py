@@ -21,9 +21,9 @@ def outcome(tmp_path_factory):
     return run(tmp_path_factory.mktemp("averaging"), 2)
 
 
-def run(folder, number, *ways):
+def run(folder, number, *ways, script=SCRIPT):
     launch = ("-m", "tf_dsgd.launch", "--workers", str(number), "--spmd", "--prefix_chief")
-    with processes.started(*launch, SCRIPT, str(folder), *ways) as process:
+    with processes.started(*launch, script, str(folder), *ways) as process:
         code, _ = process.wait(240.0)
     assert code == 0, process.text[-6000:]
     found = {}

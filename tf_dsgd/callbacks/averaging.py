@@ -280,17 +280,23 @@ class PeriodicAveraging(keras.callbacks.Callback):
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._at.begun:
             self._meet(_END)
+        elif self._group is not None:  # no epoch was left for this worker: for others there may be
+            self._at.epoch = self.params.get("epochs") or 0
+            self._meet(_BEGIN, self._arguments())
         self._at, self._logs = _Progress(), None
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _begin_fit(self) -> None:
-        lines = [
+    def _arguments(self) -> list[str]:
+        """Of `fit` and `compile`, one line each."""
+        return [
             f"mini-batches an epoch {self.params.get('steps')}",
             f"epochs {self.params.get('epochs')}",
             f"loss {_named(getattr(self.model, 'loss', None))}",
         ]
-        self._open(_BEGIN, self.model, None, lines)
+
+    def _begin_fit(self) -> None:
+        self._open(_BEGIN, self.model, None, self._arguments())
         self._at.before = self._running().copy_first()
         self._logs = JointLogs(self.model, self._the_group())
         self._retrace(self.model)

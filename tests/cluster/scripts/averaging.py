@@ -397,9 +397,12 @@ def resumed():
     return found
 
 
-if __name__ == "__main__":
+def run_ways(ways):
     folder = Path(sys.argv[1])
-    for name in sys.argv[2:] or WAYS:
-        function = WAYS[name]
-        (folder / f"{name}.{ME}.pickle").write_bytes(pickle.dumps(function()))
+    for name in sys.argv[2:] or ways:
+        (folder / f"{name}.{ME}.pickle").write_bytes(pickle.dumps(ways[name]()))
         print("DONE", name, flush=True)
+
+
+if __name__ == "__main__":
+    run_ways(WAYS)

@@ -1,0 +1,39 @@
+"""`PeriodicAveraging` in two processes: what users write themselves, and fits that go wrong."""
+
+import pytest
+
+from tests.cluster import processes
+from tests.cluster.test_averaging import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
+
+SCRIPT = str(processes.helpers.ROOT / "tests/cluster/scripts/averaging_own.py")
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """What both workers wrote down, by way."""
+    return run(tmp_path_factory.mktemp("averaging_own"), 2, script=SCRIPT)
+
+
+def test_a_worker_that_has_no_epoch_left_ends_training_in_all(outcome):
+    first, second = outcome["no_epoch_left"]
+    assert first["errors"]["one"] == second["errors"]["one"]
+    kind, text = first["errors"]["one"]
+    assert kind == "ValueError"
+    assert "begins to train, step 0 (epoch 0); worker 1" in text
+    assert "step 0 (epoch 2). All must begin at the same epoch. Backups" in text
+    assert second["left"] == ["one"]
+
+
+def test_workers_that_all_have_no_epoch_left_end_as_in_one_process(outcome):
+    for worker in outcome["no_epoch_left"]:
+        assert worker["epochs"] == 0
+        assert "all" not in worker["left"]
+
+
+def test_a_fit_without_epochs_is_compared_with_the_others(outcome):
+    for worker in outcome["no_epoch_left"]:
+        kind, text = worker["errors"]["epochs"]
+        assert kind == "ValueError"
+        assert '"epochs 0"' in text and '"epochs 2"' in text
