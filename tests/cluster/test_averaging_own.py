@@ -37,3 +37,15 @@ def test_a_fit_without_epochs_is_compared_with_the_others(outcome):
         kind, text = worker["errors"]["epochs"]
         assert kind == "ValueError"
         assert '"epochs 0"' in text and '"epochs 2"' in text
+
+
+@pytest.mark.parametrize("length", ["known", "unknown"])
+@pytest.mark.parametrize("name", ["optimizer", "class", "instance"])
+def test_steps_without_an_update_are_counted_by_all(outcome, name, length):
+    """As Keras counts them, where the number is not known beforehand: two executions are 8."""
+    epoch = 7 if length == "known" else 8
+    for worker in outcome["steps_left_out"]:
+        error, asked, iterations = worker[name, length]
+        assert error is None
+        assert asked == [0, 0, 4, epoch, epoch + 4]
+        assert iterations == 14  # worker 0's, which all copy at an average

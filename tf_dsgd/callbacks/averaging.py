@@ -339,22 +339,29 @@ class PeriodicAveraging(keras.callbacks.Callback):
         return model, len(model.trainable_variables), *(each for _, each in optimizers)
 
     def _counted(self) -> int | None:
-        """What the optimizer has counted, if Keras may count steps that were not made."""
-        return self._running().counted() if self.model.steps_per_execution > 1 else None
+        """What the optimizer has counted, if Keras may count steps that were not made.
+
+        None as well where a step of the model's own may update at one worker and not at another.
+        """
+        model = self.model
+        own = any(
+            name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
+            for name in ("train_step", "make_train_function")
+        )
+        return None if own or model.steps_per_execution == 1 else self._running().counted()
 
     def _count_execution(self) -> None:
         """Sets the steps right after an execution that may have come to the end of the data.
 
-        With `steps_per_execution` Keras counts each as a whole one. The optimizer's count tells,
-        unless a step of the model's own may update at one worker and not at another.
+        With `steps_per_execution` Keras counts each as a whole one. The optimizer's count tells, if
+        it counts every step; else `fit` may know the number beforehand.
         """
         whole, done = self.model.steps_per_execution, self._at.step - self._at.first_step
         if whole == 1:
             return
         known = self.params.get("steps")
         steps = min(done, known or done)
-        own_step = type(self.model).train_step is not keras.Model.train_step
-        count = None if own_step and known else self._counted()
+        count = self._counted()
         if count is not None and self._at.counted is not None:
             counted = count - self._at.counted
             steps = counted if max(done - whole, 0) < counted <= done else steps

@@ -110,8 +110,8 @@ class ModelState:
     def counted(self) -> int | None:
         """The mini-batches that the first optimizer has counted; None if it may leave some out."""
         first = next(iter(self._optimizers), None)
-        if first is None or isinstance(first.optimizer, keras.optimizers.LossScaleOptimizer):
-            return None  # which leaves out steps that overflow
+        if first is None or not first.counts_every_step():
+            return None
         return first.counted() if first.reset is None else first.reset.total()
 
     def offer(self) -> None:

@@ -90,6 +90,17 @@ class OptimizerState:
         kinds = _tf.optimizer_variables(self.optimizer)
         return max((int(v.numpy()) for kind, v in kinds if kind == "count"), default=0)
 
+    def counts_every_step(self) -> bool:
+        """Whether it counts all mini-batches, because it applies gradients as Keras's base does.
+
+        `LossScaleOptimizer` leaves out steps that overflow. One of a user's own may do so, too.
+        """
+        own, base = type(self.optimizer), keras.optimizers.Optimizer
+        return not any(
+            name in vars(self.optimizer) or getattr(own, name) is not getattr(base, name)
+            for name in ("apply", "apply_gradients")
+        )
+
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""
         optimizer = self.optimizer

@@ -3,10 +3,12 @@
 Usage: averaging_own.py FOLDER [WAY ...].
 """
 
+import functools
 import sys
 from pathlib import Path
 
 import keras
+import tensorflow as tf
 
 from tests.cluster import spmd_models as models
 from tests.cluster.scripts.averaging import ME, averaged, error_of, fit, run_ways
@@ -47,6 +49,62 @@ def no_epoch_left():
         "epochs": len(history.get("loss", [])),
         "left": [name for name in ("all", "one") if folder(name).exists()],
     }
+
+
+class Careful(keras.optimizers.SGD):
+    """Leaves out steps with large gradients."""
+
+    def apply(self, grads, trainable_variables=None):
+        def update():
+            super(Careful, self).apply(grads, trainable_variables)
+            return True
+
+        tf.cond(tf.linalg.global_norm(grads) < 1e3, update, lambda: False)
+
+
+def careful_step(model, data):
+    """As `Careful`, in a step."""
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    grads = tape.gradient(loss, model.trainable_variables)
+
+    def update():
+        model.optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
+        return True
+
+    tf.cond(loss < 1e3, update, lambda: False)
+    return {"loss": loss}
+
+
+class OwnStep(keras.Sequential):
+    train_step = careful_step
+
+
+@way
+def steps_left_out():
+    """Of 7 mini-batches, four at once: at worker 1 the third one makes no update."""
+    x, y = models.data(ME, 28)
+    y[8:12] += 1e5 * ME
+    found = {}
+    for name in ("optimizer", "class", "instance"):
+        for length in ("known", "unknown"):
+            keras.utils.set_random_seed(0)
+            kind = OwnStep if name == "class" else keras.Sequential
+            model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+            optimizer = (Careful if name == "optimizer" else keras.optimizers.SGD)(0.01)
+            model.compile(optimizer, "mse", steps_per_execution=4)
+            if name == "instance":
+                model.train_step = functools.partial(careful_step, model)
+            dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+            if length == "unknown":
+                dataset = dataset.filter(lambda *_: True)
+            asked = []
+            every = lambda step, asked=asked: asked.append(step) or 3  # noqa: E731
+            options = {"epochs": 2, "verbose": 0, "callbacks": [averaged(every)]}
+            error = error_of(lambda: model.fit(dataset, **options))  # noqa: B023
+            found[name, length] = error, asked, int(optimizer.iterations)
+    return found
 
 
 if __name__ == "__main__":
