@@ -39,6 +39,13 @@ def test_a_fit_without_epochs_is_compared_with_the_others(outcome):
         assert '"epochs 0"' in text and '"epochs 2"' in text
 
 
+def test_after_unequal_backups_the_next_fit_begins_where_it_is_told(outcome):
+    for (kind, text), epochs in outcome["after_unequal_backups"]:
+        assert kind == "ValueError"
+        assert "All must begin at the same epoch" in text
+        assert epochs == 3
+
+
 @pytest.mark.parametrize("length", ["known", "unknown"])
 @pytest.mark.parametrize("name", ["optimizer", "class", "instance"])
 def test_steps_without_an_update_are_counted_by_all(outcome, name, length):

@@ -348,3 +348,26 @@ def test_without_a_strategy_it_is_that_of_keras(backup, tmp_path):
 def test_the_folder_must_be_one(model):
     with pytest.raises(ValueError, match="folder of a file system"):
         begin(model, "gs://bucket/backup")
+
+
+def test_without_a_strategy_too_an_earlier_callbacks_error_leaves_no_epoch_behind(tmp_path):
+    """It raises as the resumed epoch begins; the next fit has a folder without a checkpoint."""
+    x, y = helpers.ones(8)
+    model = helpers.constant_gradient_model(keras.optimizers.SGD(1.0))
+    seen = []
+
+    def fit(epochs, name, broken):
+        def note(epoch, logs):
+            seen.append(epoch)
+            if broken:
+                raise RuntimeError("broken")
+
+        earlier = keras.callbacks.LambdaCallback(on_epoch_begin=note)
+        backup = tf_dsgd.callbacks.BackupAndRestore(tmp_path / name, delete_checkpoint=False)
+        model.fit(x, y, batch_size=4, epochs=epochs, callbacks=[earlier, backup], verbose=0)
+
+    fit(2, "resumed", broken=False)
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(3, "resumed", broken=True)
+    fit(1, "other", broken=False)
+    assert seen == [0, 1, 2, 0]

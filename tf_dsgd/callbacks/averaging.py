@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from absl import logging
 
+from tf_dsgd import _tf
 from tf_dsgd.checks import called, integer, one_of, period, positive_seconds
 from tf_dsgd.spmd import collectives
 from tf_dsgd.spmd.joint_logs import JointLogs, is_number
@@ -282,7 +284,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
             self._meet(_END)
         elif self._group is not None:  # no epoch was left for this worker: for others there may be
             self._at.epoch = self.params.get("epochs") or 0
-            self._meet(_BEGIN, self._arguments())
+            with self._beginning():
+                self._meet(_BEGIN, self._arguments())
         self._at, self._logs = _Progress(), None
 
     # -- inside -----------------------------------------------------------------------------
@@ -295,8 +298,22 @@ class PeriodicAveraging(keras.callbacks.Callback):
             f"loss {_named(getattr(self.model, 'loss', None))}",
         ]
 
+    @contextlib.contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Within, workers compare where they begin.
+
+        After an error no `BackupAndRestore`, which comes later in the list, takes back where `fit`
+        began: the next one would begin there, too.
+        """
+        try:
+            yield
+        except BaseException:
+            _tf.set_initial_epoch(self.model, 0)
+            raise
+
     def _begin_fit(self) -> None:
-        self._open(_BEGIN, self.model, None, self._arguments())
+        with self._beginning():
+            self._open(_BEGIN, self.model, None, self._arguments())
         self._at.before = self._running().copy_first()
         self._logs = JointLogs(self.model, self._the_group())
         self._retrace(self.model)

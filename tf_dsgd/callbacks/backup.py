@@ -139,6 +139,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             self._begin(logs)
 
     def _begin(self, logs: Any) -> None:
+        # As `fit` was told, unless there is a checkpoint: an earlier `fit` may have ended by an
+        # error before this callback's `on_epoch_begin`.
+        _tf.set_initial_epoch(self.model, 0)
         strategy = self._strategy
         if strategy is None:
             self._checkpoints.check_none()
@@ -154,7 +157,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         self._forget()
         self._checkpoints.claim(_bytes_of_checkpoint(self._held()))
         strategy.passes.restore(None)
-        _tf.set_initial_epoch(self.model, 0)  # as `fit` was told, unless there is a checkpoint
         try:
             self._restore(strategy)
         except BaseException:

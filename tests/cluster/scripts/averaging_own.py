@@ -51,6 +51,15 @@ def no_epoch_left():
     }
 
 
+@way
+def after_unequal_backups():
+    """Worker 1's alone is of an earlier epoch; the next fit of the same model has no backup."""
+    fit(models.linear("sgd"), averaged(3), epochs=1, more=backup("next", delete_checkpoint=False))
+    model = models.linear("sgd")
+    error = error_of(lambda: fit(model, averaged(3), epochs=3, more=backup("next") if ME else ()))
+    return error, len(fit(model, averaged(3), epochs=3)["loss"])
+
+
 class Careful(keras.optimizers.SGD):
     """Leaves out steps with large gradients."""
 
