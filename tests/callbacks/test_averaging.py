@@ -265,6 +265,31 @@ def test_another_learning_rate_is_copied_and_not_compared(name):
     assert {float(v) for v in rates} - {0.0} == {0.5}  # 0: of what has others in it
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_parts_of_an_optimizer_are_not_the_models_own_whether_it_is_built_or_not(scaled):
+    """A `MultiOptimizer` with a callable knows its parts once it is built."""
+
+    def make(built):
+        model = linear("sgd")
+        model.parts = {"kernel": keras.optimizers.SGD(0.5), "bias": keras.optimizers.Adam(0.1)}
+
+        def part_of(variable):
+            return model.parts[variable.name]
+
+        optimizer = keras.optimizers.MultiOptimizer(part_of)
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer
+        model.compile(optimizer, "mse")
+        if built:
+            optimizer.build(model.trainable_variables)
+        return model
+
+    fresh, used = (ModelState(make(built), None, "average", Pretended(0)) for built in (0, 1))
+    assert [type(each.optimizer) for each in fresh._optimizers] == [
+        keras.optimizers.LossScaleOptimizer if scaled else keras.optimizers.MultiOptimizer
+    ]
+    assert fresh.describe() == used.describe()
+
+
 @pytest.mark.parametrize(
     ("seeds", "changed"),
     [

@@ -18,7 +18,7 @@ from tf_dsgd.checks import called, integer, one_of, period, positive_seconds
 from tf_dsgd.spmd import collectives
 from tf_dsgd.spmd.joint_logs import JointLogs, is_number
 from tf_dsgd.spmd.model_state import POLICIES, ModelState
-from tf_dsgd.spmd.optimizers import optimizers_of
+from tf_dsgd.spmd.optimizers import build_first, optimizers_of
 from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.
@@ -342,6 +342,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
                 "any strategy's scope; with several GPUs start a process for each. Received a "
                 f"model under: {type(strategy).__name__}."
             )
+        build_first(model, optimizer)
         identity = self._identity(model, optimizer)
         if self._of != identity:
             self._state = ModelState(model, optimizer, self.optimizer_state, self._group)

@@ -34,7 +34,7 @@ from tf_dsgd import _tf_parts
 from tf_dsgd.spmd.arrays import assign, spec, values
 from tf_dsgd.spmd.collectives import Group
 from tf_dsgd.spmd.exchange import exchange
-from tf_dsgd.spmd.optimizers import OptimizerState, optimizers_of
+from tf_dsgd.spmd.optimizers import OptimizerState, build_first, optimizers_of
 
 POLICIES = ("average", "local", "reset")
 _MIX = 0x9E3779B1  # odd, so that no two workers get the same seed
@@ -60,11 +60,8 @@ class ModelState:
         kept = {id(v) for v in (*self._weights, *model.metrics_variables)}
         self._seeds = [v for v in model.non_trainable_variables if id(v) not in kept]
         self._constants = _Constants(model)
+        build_first(model, optimizer)
         found = optimizers_of(model) if optimizer is None else [("", optimizer)]
-        for where, each in found:
-            # Not the others, of which nobody knows what they are for before they make a step.
-            if not where and not each.built:
-                each.build(model.trainable_variables)
         self._optimizers = [OptimizerState(where, each, policy) for where, each in found]
         self._resets = [each.reset for each in self._optimizers if each.reset is not None]
         for each in self._optimizers:

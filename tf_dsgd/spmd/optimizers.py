@@ -17,11 +17,23 @@ from tf_dsgd.spmd.arrays import values
 _AVERAGED_KINDS = {"average": {"average", "slot", "count", "accumulator"}}
 
 
+def build_first(model: keras.Model, optimizer: Any) -> None:
+    """Builds what trains a built model: `optimizer`, or, if that is None, the compiled one.
+
+    Not its others, of which nobody knows what they are for before they make a step. A
+    `MultiOptimizer` may know its parts only then, and they may be attributes of the model.
+    """
+    first = getattr(model, "optimizer", None) if optimizer is None else optimizer
+    if first is not None and not first.built:
+        first.build(model.trainable_variables)
+
+
 def optimizers_of(model: keras.Model) -> list[tuple[str, Any]]:
     """The optimizers that a model may train with, each with the name of the attribute that has it.
 
     First the compiled one, under no name. A GAN, say, keeps one for each of its parts, as an
-    attribute, or in a list, tuple or dict. Those within another optimizer are that one's.
+    attribute, or in a list, tuple or dict. Those within another optimizer are that one's; the
+    compiled one must be built (`build_first`), to know which.
     """
     found = {}
     compiled = getattr(model, "optimizer", None)
@@ -46,9 +58,10 @@ def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Optimizers that a `LossScaleOptimizer` or `MultiOptimizer` has."""
+    """Optimizers that a `LossScaleOptimizer` or `MultiOptimizer` has, and those within them."""
     inner = getattr(optimizer, "inner_optimizer", None)
-    return [*([] if inner is None else [inner]), *getattr(optimizer, "optimizers", [])]
+    parts = [*([] if inner is None else [inner]), *getattr(optimizer, "optimizers", [])]
+    return parts + [each for part in parts for each in _parts(part)]
 
 
 class OptimizerState:
