@@ -32,6 +32,22 @@ def linear(optimizer, seed=0):
     return model
 
 
+class Targets(keras.metrics.Metric):
+    """How many there are, and their mean: a result that is a dict."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.number = self.add_variable((), "zeros", name="number")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(y_true))
+        self.number.assign_add(keras.ops.cast(keras.ops.size(y_true), "float32"))
+
+    def result(self):
+        return {"examples": self.number, "mean_target": self.total / self.number}
+
+
 def curved(optimizer, seed=0):
     """Two layers."""
     keras.utils.set_random_seed(seed)

@@ -1,8 +1,10 @@
 """`PeriodicAveraging` in two processes: what users write themselves, and fits that go wrong."""
 
+import numpy as np
 import pytest
 
 from tests.cluster import processes
+from tests.cluster import spmd_models as models
 from tests.cluster.test_averaging import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.beside_others]
@@ -56,3 +58,25 @@ def test_steps_without_an_update_are_counted_by_all(outcome, name, length):
         assert error is None
         assert asked == [0, 0, 4, epoch, epoch + 4]
         assert iterations == 14  # worker 0's, which all copy at an average
+
+
+def test_each_metric_that_a_step_returns_is_that_of_all_data(outcome):
+    """Also beside numbers of its own, and if a metric's result is a dict."""
+    want, local_loss = {}, []
+    for prefix, sizes, seed in (("", (28, 25), 0), ("val_", (20, 18), 1)):
+        parts = [models.data(worker, size, seed) for worker, size in enumerate(sizes)]
+        model = models.linear("sgd")
+        model.compile("sgd", "mse", metrics=["mae", models.Targets()])
+        if not prefix:
+            local_loss = [
+                model.evaluate(*part, verbose=0, return_dict=True)["loss"] for part in parts
+            ]
+        data = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        results = model.evaluate(*data, verbose=0, return_dict=True)
+        want |= {prefix + name: value for name, value in results.items()}
+    assert (want["examples"], want["val_examples"]) == (53, 38)
+    for worker in outcome["logs_of_metrics_and_more"]:
+        assert worker["Sequential"] == pytest.approx(want, rel=1e-5)
+        assert worker["More"] == pytest.approx(want | {"more": 0.5, "val_more": 1.0}, rel=1e-5)
+        own_loss = {"loss": (local_loss[0] + 7.0) / 2, "more": 1.0}
+        assert worker["OwnLoss"] == pytest.approx(want | own_loss, rel=1e-5)

@@ -47,7 +47,7 @@ class _Progress:
     counted: int | None = None  # what the optimizer had counted as the epoch began
     latest: int = 0  # when models were averaged
     due: int | None = None  # when they will be, once that was asked
-    names: list[str] = dataclasses.field(default_factory=list)  # in the latest step's logs
+    logs: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the latest step's
     trained: dict[str, Any] | None = None  # joint results of the epoch's training
     validated: dict[str, Any] | None = None
 
@@ -78,8 +78,8 @@ class PeriodicAveraging(keras.callbacks.Callback):
       changed, or dropout would leave out the same units everywhere.
     - Logs at the end of an epoch (`val_...` as well) are those of all processes together: the
       states of Keras's metrics are summed before their results are taken, so they are as exact as
-      one process would compute them; any other number is averaged, and so is all that a model's own
-      `train_step` returns, if its names are not exactly those of the metrics. Callbacks *after*
+      one process would compute them; any other number is averaged, such as a loss that a model's
+      own `train_step` computed itself and returned in the metric's place. Callbacks *after*
       this one, and History, see these, so that EarlyStopping, ReduceLROnPlateau and ModelCheckpoint
       do the same everywhere. Let only one process write files:
       `if averaging.worker_index == 0: callbacks.append(ModelCheckpoint(...))`.
@@ -235,7 +235,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if not self._at.begun:  # not earlier: another callback may restore a checkpoint
             self._begin_fit()
         self._at.trained = self._at.validated = None
-        self._at.names = []
+        self._at.logs = {}
         self._at.in_epoch = True
         self._at.first_step = self._at.step
         self._at.counted = self._counted()
@@ -244,7 +244,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         if self._group is None:
             return
-        self._at.names = _names(logs)
+        self._at.logs = logs or {}
         self._at.step = self._at.first_step + batch + 1
         if self._at.due is None:  # not when the average was made: it may have been the last
             self._at.due = self._at.latest + self._period()
@@ -261,9 +261,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._at.in_epoch and self._at.validated is None and self._logs is not None:
-            names = _names(logs)
-            self._meet(_VALIDATED, self._logs.describe(names))
-            self._at.validated = self._logs.results(names)
+            self._at.validated = self._meet_with(_VALIDATED, self._logs, logs or {})()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._logs is None or not self._at.in_epoch:
@@ -406,25 +404,36 @@ class PeriodicAveraging(keras.callbacks.Callback):
         due = self._at.step > self._at.latest
         if due:
             self._running().offer()
-        self._meet(_TRAINED, self._logs.describe(self._at.names))
+        results = self._meet_with(_TRAINED, self._logs, self._at.logs)
         if due:
             self._average()
         self._running().end_steps()
-        self._at.trained = self._logs.results(self._at.names)
+        self._at.trained = results()
 
-    def _meet(self, place: int, lines: list[str] | None = None) -> None:
+    def _meet_with(
+        self, place: int, joint: JointLogs, logs: Mapping[str, Any]
+    ) -> Callable[[], dict[str, Any]]:
+        """Meets with the last step's logs, and gives what then makes the joint results of them."""
+        names = sorted(logs)
+        returned = self._meet(place, joint.describe(names), joint.returned(logs))
+        return lambda: joint.results(names, returned)
+
+    def _meet(self, place: int, lines: list[str] | None = None, bits: int = 0) -> int:
         """Waits for all workers, and sees to it that they are at the same place, with equal lines.
+
+        Gives the bits that all of them have.
 
         The message has the same shape wherever a worker is, so that different places show.
         """
         text = "\n".join(lines or [])
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         group = self._the_group()
-        rows = group.meet(place, self._at.epoch, self._at.step, digest)
+        rows = group.meet(place, self._at.epoch, self._at.step, digest, bits)
         if not (rows[:, :3] == rows[0, :3]).all():
             raise ValueError(_different_places(group.names, rows))
         if not (rows[:, 3] == rows[0, 3]).all():
             raise ValueError(_first_difference(group.names, group.texts(text)))
+        return int(np.bitwise_and.reduce(rows[:, 4]))
 
     def _the_group(self) -> collectives.Group:
         if self._group is None:
@@ -435,11 +444,6 @@ class PeriodicAveraging(keras.callbacks.Callback):
         if self._state is None:
             raise RuntimeError("PeriodicAveraging has not begun.")
         return self._state
-
-
-def _names(logs: Any) -> list[str]:
-    """Those of a step's logs."""
-    return sorted(logs) if isinstance(logs, Mapping) else []
 
 
 def _named(loss: Any) -> Any:
@@ -456,7 +460,7 @@ def _named(loss: Any) -> Any:
 def _different_places(names: list[str], rows: np.ndarray) -> str:
     """Who is where."""
     where = []
-    for name, (place, epoch, step, _) in zip(names, rows.tolist(), strict=True):
+    for name, (place, epoch, step, *_) in zip(names, rows.tolist(), strict=True):
         at = f", step {step} (epoch {epoch})" if epoch >= 0 else ""
         where.append(f"{name} {_PLACES[place]}{at}")
     text = f"The workers are not at the same place: {'; '.join(where)}. "

@@ -116,5 +116,37 @@ def steps_left_out():
     return found
 
 
+class More(keras.Sequential):
+    """Its steps return the metrics' results, and one number more."""
+
+    def train_step(self, data):
+        return {**super().train_step(data), "more": tf.constant(float(ME))}
+
+    def test_step(self, data):
+        return {**super().test_step(data), "more": tf.constant(2.0 * ME)}
+
+
+class OwnLoss(keras.Sequential):
+    """Its loss is the step's own, and at worker 1 alone."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "loss": tf.constant(7.0) if ME else logs["loss"], "more": tf.constant(1.0)}
+
+
+@way
+def logs_of_metrics_and_more():
+    """The last mini-batches, of which there are as many, are of different sizes."""
+    found = {}
+    for kind in (keras.Sequential, More, OwnLoss):
+        keras.utils.set_random_seed(0)
+        model = kind([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae", models.Targets()])
+        data = models.data(ME, 20 - 2 * ME, seed=1)
+        history = fit(model, averaged(), examples=28 - 3 * ME, validation_data=data)
+        found[kind.__name__] = {name: values[0] for name, values in history.items()}
+    return found
+
+
 if __name__ == "__main__":
     run_ways(WAYS)
