@@ -265,6 +265,22 @@ def test_another_learning_rate_is_copied_and_not_compared(name):
     assert {float(v) for v in rates} - {0.0} == {0.5}  # 0: of what has others in it
 
 
+def test_an_optimizer_that_counts_on_is_averaged_once_it_is_built(alone):
+    """Its count was set by hand, so that a schedule goes on."""
+    model = linear("sgd")
+    model.other = keras.optimizers.Adam(0.1)
+    model.other.iterations.assign(5)
+    state = ModelState(model, None, "average", alone)
+    state.copy_first()
+    for built in (False, True):
+        if built:
+            model.other.build(model.trainable_variables)
+        state.offer()
+        state.average()
+        averaged = {id(v) for v in state._averaged}
+        assert [id(v) in averaged for v in model.other.variables[2:]] == [True] * 4 * built
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_parts_of_an_optimizer_are_not_the_models_own_whether_it_is_built_or_not(scaled):
     """A `MultiOptimizer` with a callable knows its parts once it is built."""

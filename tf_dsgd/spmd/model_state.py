@@ -97,7 +97,8 @@ class ModelState:
             assign(variables, self._group.broadcast(values(variables)))
         counted = [each.counted() for each in self._optimizers]
         for each, steps in zip(self._optimizers, counted, strict=True):
-            each.is_averaged = each.is_averaged or steps > 0
+            # It may have been set to count on, and not be built: it has no slots yet.
+            each.is_averaged = each.is_averaged or (steps > 0 and each.optimizer.built)
         self._join()
         self._part_seeds()
         for reset in self._resets:
@@ -132,7 +133,7 @@ class ModelState:
         waiting = [each for each in self._optimizers if not each.is_averaged]
         if not waiting:
             return
-        stages = [2 if each.counted() else int(each.optimizer.built) for each in waiting]
+        stages = [(2 if each.counted() else 1) * each.optimizer.built for each in waiting]
         columns = self._group.meet(*stages).T
         used = [
             each
