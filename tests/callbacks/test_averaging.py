@@ -265,6 +265,30 @@ def test_another_learning_rate_is_copied_and_not_compared(name):
     assert {float(v) for v in rates} - {0.0} == {0.5}  # 0: of what has others in it
 
 
+class Warm(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule whose configuration has a rate, and a name that means something."""
+
+    def __init__(self, learning_rate, name="linear"):
+        self.learning_rate, self.name = learning_rate, name
+
+    def __call__(self, step):
+        return self.learning_rate
+
+    def get_config(self):
+        return {"learning_rate": self.learning_rate, "name": self.name}
+
+
+@pytest.mark.parametrize("other", [Warm(0.25), Warm(0.5, "cosine")])
+def test_a_schedule_of_ones_own_is_compared_whole(other):
+    """Nothing of it is copied."""
+    told, same, unlike = (
+        ModelState(linear(keras.optimizers.SGD(schedule)), None, "average", Pretended(0)).describe()
+        for schedule in (Warm(0.5), Warm(0.5), other)
+    )
+    assert told == same
+    assert told != unlike
+
+
 def test_an_optimizer_that_counts_on_is_averaged_once_it_is_built(alone):
     """Its count was set by hand, so that a schedule goes on."""
     model = linear("sgd")

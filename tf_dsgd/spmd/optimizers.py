@@ -224,14 +224,14 @@ def _constant(value: np.ndarray) -> np.ndarray:
 def _compared(config: Any) -> Any:
     """A configuration without names, which Keras numbers too, and learning rates, which are copied.
 
-    A rate that is a dict is a schedule, of which there is nothing to copy.
+    A rate that is a dict is a schedule, of which there is nothing to copy: it is compared whole.
     """
     if isinstance(config, (list, tuple)):
         return [_compared(v) for v in config]
     if not isinstance(config, dict):
         return config
     return {
-        key: _compared(value)
+        key: value if key == "learning_rate" else _compared(value)
         for key, value in config.items()
         if key not in ("name", "module") and (key != "learning_rate" or isinstance(value, dict))
     }
