@@ -1,5 +1,7 @@
 """What `PeriodicAveraging` does in one process: arguments, TF_CONFIG, and what a reset sets."""
 
+from collections.abc import Mapping
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from tests.cluster import processes
 from tf_dsgd import _tf
 from tf_dsgd.spmd import collectives, exchange
 from tf_dsgd.spmd.model_state import ModelState, number_of
+from tf_dsgd.spmd.optimizers import optimizers_of
 from tf_dsgd.transport import cluster_spec
 
 PeriodicAveraging = tf_dsgd.callbacks.PeriodicAveraging
@@ -263,6 +266,35 @@ def test_another_learning_rate_is_copied_and_not_compared(name):
     state.copy_first()
     rates = [v for kind, v in _tf.optimizer_variables(other.optimizer) if kind == "rate"]
     assert {float(v) for v in rates} - {0.0} == {0.5}  # 0: of what has others in it
+
+
+class Archive(Mapping):
+    """As `numpy.load` gives one: each value is read as it is asked for."""
+
+    def __getitem__(self, key):
+        raise AssertionError("was read")
+
+    def __iter__(self):
+        return iter(["array"])
+
+    def __len__(self):
+        return 1
+
+
+def test_optimizers_are_found_by_the_attributes_that_a_model_has_now():
+    model, make = linear("sgd"), keras.optimizers.SGD
+    model.gone = make()
+    model.gone = None
+    model.archive = Archive()
+    model.one, model.several = make(), {"a": [make(), (make(),)]}
+    model.pair = (make(), 1)
+    assert sorted(where for where, _ in optimizers_of(model)) == [
+        "",
+        "one",
+        "pair[0]",
+        "several['a'][0]",
+        "several['a'][1][0]",
+    ]
 
 
 class Warm(keras.optimizers.schedules.LearningRateSchedule):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -40,6 +40,9 @@ def optimizers_of(model: keras.Model) -> list[tuple[str, Any]]:
     if compiled is not None:
         found[id(compiled)] = ("", compiled)
     for name, value in sorted(vars(model).items()):
+        # What Keras and TensorFlow note there of all attributes, also of those put away since.
+        if name.startswith(("_self_", "_tracker")):
+            continue
         for where, optimizer in _within(name, value):
             found.setdefault(id(optimizer), (where, optimizer))
     inner = {id(part) for _, optimizer in found.values() for part in _parts(optimizer)}
@@ -49,7 +52,7 @@ def optimizers_of(model: keras.Model) -> list[tuple[str, Any]]:
 def _within(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, keras.optimizers.Optimizer):
         yield name, value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):  # and no other mapping, which may make its values as it is read
         for key, each in value.items():
             yield from _within(f"{name}[{key!r}]", each)
     elif isinstance(value, (list, tuple)):
