@@ -387,8 +387,10 @@ class Engine(abc.ABC):
             numbers = self.numbers()
         self._stream = None
         self.scheduler.clear(numbers)
-        with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
-            self.program.forget_rows()  # or workers would keep rows that a refused message changed
+        if self._program is not None:
+            with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
+                # Or workers would keep rows that a message changed which was refused.
+                self._program.forget_rows()
         try:
             self._balance()
         except tf.errors.OpError:  # a shard is gone, which is what ends training
