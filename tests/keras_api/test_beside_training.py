@@ -53,6 +53,20 @@ def each(function, some):
         function(one)
 
 
+def in_a_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def failing_at_3(step):
+    def failing(ticket):
+        with tf.control_dependencies([tf.debugging.assert_none_equal(ticket, np.int64(3))]):
+            step(tf.identity(ticket))
+
+    return failing
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("meanwhile", ["predict", "loop", "broken", "read"])
 def test_a_ticket_may_wait_for_its_step(strategy, traced, meanwhile):
@@ -178,11 +192,7 @@ def test_tickets_that_nobody_has_leave_nothing(strategy):
 
 def test_a_loop_that_goes_on_after_an_error_has_its_own_batches(strategy):
     weight, _, step = counting(strategy)
-
-    def failing(ticket):
-        with tf.control_dependencies([tf.debugging.assert_none_equal(ticket, np.int64(3))]):
-            step(tf.identity(ticket))
-
+    failing = failing_at_3(step)
     for ticket in tickets(strategy, 8):
         strategy.run(failing, args=(ticket,))
         with contextlib.suppress(tf.errors.InvalidArgumentError):
@@ -190,25 +200,56 @@ def test_a_loop_that_goes_on_after_an_error_has_its_own_batches(strategy):
     assert weight.numpy() == 36 - 3
 
 
-def test_what_opening_other_data_meets_in_another_thread_ends_a_loop(strategy):
-    _, _, step = counting(strategy)
-
-    def failing(ticket):
-        with tf.control_dependencies([tf.debugging.assert_none_equal(ticket, np.int64(3))]):
-            step(tf.identity(ticket))
+@pytest.mark.parametrize("opens", [False, True])
+def test_an_error_that_another_thread_meets_ends_a_loop(strategy, opens):
+    """As it reads a weight, or opens other data."""
+    weight, _, step = counting(strategy)
+    failing = failing_at_3(step)
 
     def look():
         with contextlib.suppress(tf.errors.InvalidArgumentError):
-            next(iter(tickets(strategy, 2)))
+            _ = next(iter(tickets(strategy, 2))) if opens else weight.numpy()
 
     def call(ticket):
         strategy.run(failing, args=(ticket,))
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        in_a_thread(look)
 
     with pytest.raises(tf.errors.InvalidArgumentError):
         each(call, tickets(strategy, 8))
+
+
+@pytest.mark.timeout(120)
+def test_what_is_refused_of_a_ticket_leaves_the_others_to_workers(strategy):
+    """That a batch is gone shows only when its step has run, while workers have others."""
+    weight, _, step = counting(strategy)
+    train = tf.function(lambda ticket: strategy.run(step, args=(ticket,)))
+    iterator = iter(tickets(strategy, 6))
+    each(train, itertools.islice(iterator, 3))
+    train(next(iterator))
+    iterator.stream.drop(1)  # as a step would that nobody saw
+    with pytest.raises(RuntimeError, match="used twice"):
+        next(iterator)
+    assert weight.numpy() == 6
+
+
+def test_a_branch_may_train_and_another_one_look(strategy):
+    weight, _, step = counting(strategy)
+
+    @tf.function
+    def call(ticket, trains):
+        if trains:
+            strategy.run(step, args=(ticket,))
+            seen = tf.constant(0, tf.int64)
+        else:
+            seen = strategy.run(tf.identity, args=(ticket,))
+        return seen
+
+    seen = [
+        int(call(ticket, tf.constant(number % 2 == 0)))
+        for number, ticket in enumerate(tickets(strategy, 6))
+    ]
+    assert seen == [0, 2, 0, 4, 0, 6]
+    assert weight.numpy() == 1 + 3 + 5
 
 
 @pytest.mark.skipif(helpers.ON_CLUSTER, reason="there is no Python in another process")
@@ -220,9 +261,7 @@ def test_a_weight_may_be_read_between_two_steps_of_a_function(strategy, in_threa
         if not in_thread:
             return np.float32(weight.numpy().sum())
         found = []
-        thread = threading.Thread(target=lambda: found.append(weight.numpy().sum()))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: found.append(weight.numpy().sum()))
         return np.float32(found[0])
 
     @tf.function
@@ -255,42 +294,17 @@ def test_steps_have_numbers_of_their_own(strategy, monkeypatch):
     for k in range(2):
         each(lambda t, k=k: strategy.run(lambda x: step(k + x), args=(t,)), tickets(strategy, 1))
     taken = list(tickets(strategy, 2))
-    with pytest.raises(ValueError, match="was given 3 training steps"):
+    with pytest.raises(ValueError, match="has traced 3 training steps"):
         each(lambda k: strategy.run(lambda x: step(k + x), args=(taken[k],)), range(2))
 
 
 def test_nothing_of_an_evaluation_in_another_thread_stays(strategy):
     _, model, step = counting(strategy)
     for _ in range(3):
-        thread = threading.Thread(
-            target=lambda: model.predict(np.ones((4, 3)), batch_size=2, verbose=0)
-        )
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: model.predict(np.ones((4, 3)), batch_size=2, verbose=0))
     each(lambda t: strategy.run(step, args=(t,)), tickets(strategy, 2))
     strategy.settle()
     assert not strategy.batches._used
-
-
-def test_an_error_that_another_thread_meets_ends_a_loop(strategy):
-    weight, _, step = counting(strategy)
-
-    def failing(ticket):
-        with tf.control_dependencies([tf.debugging.assert_less(ticket, tf.constant(5, tf.int64))]):
-            step(tf.identity(ticket))
-
-    def read():
-        with contextlib.suppress(tf.errors.InvalidArgumentError):
-            weight.numpy()
-
-    def call(ticket):
-        strategy.run(failing, args=(ticket,))
-        thread = threading.Thread(target=read)
-        thread.start()
-        thread.join()
-
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        each(call, tickets(strategy, 8))
 
 
 def test_tickets_may_be_taken_before_their_steps(strategy):
@@ -345,13 +359,7 @@ def test_two_tickets_in_a_function_are_two_mini_batches(strategy):
 def test_two_training_steps_of_one_ticket_are_refused(strategy, traced):
     """Or one of them would train nothing."""
     weight, _, step = counting(strategy)
-    with strategy.scope():
-        other = tf.Variable([0.0])
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build([other])
-
-    def second(ticket):
-        optimizer.apply([-tf.cast(ticket, tf.float32)[None]], [other])
+    other, _, second = counting(strategy)
 
     def call(ticket):
         strategy.run(step, args=(ticket,))
@@ -427,10 +435,7 @@ def test_weights_may_be_read_in_another_thread_while_fit_runs(strategy):
 
 def test_what_a_reading_thread_meets_ends_fit(strategy):
     """The error of a step is not lost with the thread that waited for rest."""
-    with strategy.scope():
-        weight = tf.Variable([1.0])
     model = regression_model(strategy, Failing())
-    del weight
     x, y = helpers.regression(4000, ids=False)
     x[3100] = np.nan
     with Reading(model), pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):

@@ -18,7 +18,7 @@ from tf_dsgd.checks import called, integer, one_of, period, positive_seconds
 from tf_dsgd.spmd import collectives
 from tf_dsgd.spmd.joint_logs import JointLogs, is_number
 from tf_dsgd.spmd.model_state import POLICIES, ModelState
-from tf_dsgd.spmd.optimizers import build_first, optimizers_of
+from tf_dsgd.spmd.optimizers import build_first, optimizers_of, overrides
 from tf_dsgd.strategies.base import DistributedStrategy
 
 # What a worker is at when all meet. Each is a number in the message that tells the others.
@@ -360,10 +360,7 @@ class PeriodicAveraging(keras.callbacks.Callback):
         None as well where a step of the model's own may update at one worker and not at another.
         """
         model = self.model
-        own = any(
-            name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name)
-            for name in ("train_step", "make_train_function")
-        )
+        own = overrides(model, keras.Model, "train_step", "make_train_function")
         return None if own or model.steps_per_execution == 1 else self._running().counted()
 
     def _count_execution(self) -> None:

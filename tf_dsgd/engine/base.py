@@ -385,6 +385,8 @@ class Engine(abc.ABC):
             numbers = self.store.sequences()
         except tf.errors.OpError:
             numbers = self.numbers()
+        if self._stream is not None:
+            self._stream.drop_handed_out()
         self._stream = None
         self.scheduler.clear(numbers)
         if self._program is not None:

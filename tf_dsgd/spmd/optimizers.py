@@ -67,6 +67,12 @@ def _parts(optimizer: Any) -> list[Any]:
     return parts + [each for part in parts for each in _parts(part)]
 
 
+def overrides(instance: Any, base: type, *methods: str) -> bool:
+    """Whether an object or its class has other methods than a class of Keras's."""
+    own = type(instance)
+    return any(m in vars(instance) or getattr(own, m) is not getattr(base, m) for m in methods)
+
+
 class OptimizerState:
     """An optimizer and what becomes of its variables.
 
@@ -111,11 +117,8 @@ class OptimizerState:
 
         `LossScaleOptimizer` leaves out steps that overflow. One of a user's own may do so, too.
         """
-        own, base = type(self.optimizer), keras.optimizers.Optimizer
-        return not any(
-            name in vars(self.optimizer) or getattr(own, name) is not getattr(base, name)
-            for name in ("apply", "apply_gradients")
-        )
+        base = keras.optimizers.Optimizer
+        return not overrides(self.optimizer, base, "apply", "apply_gradients")
 
     def describe(self) -> list[str]:
         """One line for each thing that must be equal in all workers."""

@@ -349,7 +349,7 @@ class DistributedStrategy(tf.distribute.Strategy):
                 program = self._known(fn, token, with_batch, (args, kwargs))
             if program is not None:
                 if not tf.executing_eagerly():
-                    token.is_alone_in(tf.compat.v1.get_default_graph(), "trains")
+                    token.check_alone_in(tf.compat.v1.get_default_graph(), "trains")
                     with tf.init_scope():
                         self.batches.traced(program)
                 token.make_ready()

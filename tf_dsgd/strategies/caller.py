@@ -27,9 +27,7 @@ def model_that_fits(iterator: Any) -> keras.Model | None:
 
 def looks(iterator: Any) -> bool:
     """Whether a model's `evaluate` or `predict` goes through an iterator."""
-    _, names = _innermost(("fit", "evaluate", "predict"))
-    is_of_fit = "validation_data" in names
-    return not is_of_fit and names.get(_tf.ITERATOR_OF_FIT) is iterator
+    return _innermost(("evaluate", "predict"))[1].get(_tf.ITERATOR_OF_FIT) is iterator
 
 
 def fit_that_runs() -> tuple[keras.Model | None, Any]:

@@ -11,6 +11,7 @@ nothing.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import weakref
 from collections.abc import Iterator
@@ -63,6 +64,24 @@ class TokenSpec(tf.TypeSpec):
         return Token(components[0], components[1], self)
 
 
+@dataclasses.dataclass
+class _Uses:
+    """What tokens are for in a graph, and in those of branches, loops and functions within it."""
+
+    own: set[str] = dataclasses.field(default_factory=set)
+    inner: set[str] = dataclasses.field(default_factory=set)
+
+
+_tokens_are_for: weakref.WeakKeyDictionary[Any, _Uses] = weakref.WeakKeyDictionary()
+
+
+def _graphs_around(graph: Any) -> Iterator[Any]:
+    """The graphs within which a function's graph is made."""
+    while (graph := getattr(graph, "outer_graph", None)) is not None:
+        if hasattr(graph, "outer_graph"):  # not the one that eager code never uses
+            yield graph
+
+
 class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
     """Stands for one mini-batch, wherever it will be used. Pass it whole to `strategy.run`."""
 
@@ -103,30 +122,36 @@ class Token(_tf.CompositeTensor, tf.distribute.DistributedValues):
         # A function given several tokens (predict, steps_per_execution > 1) takes their batches in
         # order; TensorFlow would order them only if it knew that the queues are one.
         graph = tf.compat.v1.get_default_graph()
-        self.is_alone_in(graph, "looks")
+        self.check_alone_in(graph, "looks")
         last = graph.get_collection_ref("tf_dsgd_last_batch")
         with tf.control_dependencies(last):
             batch = take_batch(self.queue, self.element_spec)
         last[:] = [t.op for t in tensors(batch)]
         return with_none(batch)
 
-    def is_alone_in(self, graph: Any, doing: str) -> None:
+    def check_alone_in(self, graph: Any, doing: str) -> None:
         """Refuses what one function cannot do with its tokens: `doing` is "trains" or "looks".
 
         Raises:
             RuntimeError: if it was used in this graph before.
-            ValueError: if there is a step that trains and one that does not.
+            ValueError: if there is a step that trains and one that does not, and both may run:
+                not so in two branches of a condition.
         """
         if self._graph is graph:
             raise RuntimeError(USED_TWICE)
         self._graph = graph
-        done = graph.get_collection_ref("tf_dsgd_tokens_are_for")
-        if done and done[0] != doing:
+        around = list(_graphs_around(graph))
+        here = _tokens_are_for.setdefault(graph, _Uses())
+        known = [here.own, here.inner]
+        known += [_tokens_are_for[g].own for g in around if g in _tokens_are_for]
+        if any(each - {doing} for each in known):
             raise ValueError(
                 "A tf.function was given batches of distributed datasets, one for a step that "
                 "applies gradients and one for a step that does not. Write two functions."
             )
-        done[:] = [doing]
+        here.own.add(doing)
+        for outer in around:
+            _tokens_are_for.setdefault(outer, _Uses()).inner.add(doing)
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError(

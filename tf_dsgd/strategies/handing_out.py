@@ -35,7 +35,7 @@ from tf_dsgd.strategies.nothing_yet import leave_logs_out
 from tf_dsgd.strategies.position import Passes
 from tf_dsgd.strategies.showing import Logs, show_only, step_of_keras
 from tf_dsgd.strategies.step import TracedStep, is_train_step
-from tf_dsgd.strategies.stream import NUMBERS, Stream
+from tf_dsgd.strategies.stream import NUMBERS
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.tracing import Trace, tracing
 
@@ -59,8 +59,6 @@ class HandingOut:
         """Of which a token was given last, where it was not known what for; and to which thread."""
         self._thread: threading.Thread | None = None
         """Who has handed out last."""
-        self._stream: Callable[[], Stream | None] = lambda: None
-        """What was handed out last is from it."""
         self.tracing = threading.RLock()
         """Held while a step is traced, which takes what optimizers are called with."""
         self._error: tuple[threading.Thread, BaseException] | None = None
@@ -243,7 +241,7 @@ class HandingOut:
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         """Within, workers' errors are raised: the thread that trains is told, if it is another."""
-        trains, stream = self._thread, self._stream()
+        trains = self._thread
         try:
             yield
         except Exception as error:
@@ -251,8 +249,6 @@ class HandingOut:
                 self._error = None
             elif trains.is_alive():
                 self._error = trains, error
-            if stream is not None:
-                stream.drop_handed_out()  # as the engine has
             raise
 
     def _refuse_python_of_a_step(self) -> None:
@@ -283,9 +279,10 @@ class HandingOut:
         found = next((n for n in range(NUMBERS) if n not in taken), None)
         if found is None:
             raise ValueError(
-                f"strategy.run was given {NUMBERS} training steps, each another function, and "
-                "keeps what it has made of each. Give it the same function each time, with what "
-                "changes in the dataset's elements or in a tf.Variable."
+                f"This strategy has traced {NUMBERS} training steps whose models or functions are "
+                "still there, and tells no more apart. Let go of those that you need no more; and "
+                "give strategy.run the same function each time, with what changes in the dataset's "
+                "elements or in a tf.Variable."
             )
         return found
 
@@ -347,16 +344,16 @@ class HandingOut:
         trains: threading.Thread | None = None,
     ) -> None:
         here = threading.current_thread()
-        self._thread, self._stream = trains or here, weakref.ref(iterator.stream)
+        self._thread = trains or here
         if iterator.program is None:
             iterator.stream.is_of_tokens = True
+        iterator.stream.hand_out()
         with self._told(), self._engine.turn:
             running = program.program.running
             if running.were_written:
                 with self._engine.explained():
                     running.reset()
                 self._taken_at_reset = self._engine.handed_out
-            iterator.stream.hand_out()
             self.handed_out += 1
             self._passes.handed_out(iterator)
             self.examples += iterator.stream.examples

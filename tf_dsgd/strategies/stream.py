@@ -22,7 +22,7 @@ _MOST_AT_ONCE = 16
 # An input slower than this is asked for one batch at a time, so that Ctrl-C is answered at once.
 _SLOW_SECONDS = 0.02
 
-NUMBERS = 256
+NUMBERS = 4096
 """Training steps of a strategy that are told apart where it is taken down which ran."""
 
 USED_TWICE = (
@@ -181,7 +181,10 @@ class Stream:
         return True
 
     def drop_handed_out(self) -> None:
-        """After an error, when workers have stopped: nobody is to have what they have not taken."""
+        """After an error, when workers have stopped: nobody is to have what they have not taken.
+
+        Where they take what was read, nothing more is taken: that was `fit`, which has ended.
+        """
         if self.is_of_tokens:
             left = self._queues.handed_out
             left.dequeue_many(left.size())
