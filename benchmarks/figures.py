@@ -34,6 +34,7 @@ import recommender
 import runs
 import sandblaster
 import server_rules_table
+import simulator_rate_table
 import singles
 import spmd_averaging
 
@@ -180,6 +181,12 @@ def rules() -> str:
     return "\n\n".join(parts)
 
 
+def simulated() -> str:
+    """All ways of `simulator_rate.py`."""
+    record = published("simulator_rate")
+    return f"{runs.heading(record)}\n\n{simulator_rate_table.table(record['results'])}"
+
+
 def equal_processes() -> str:
     """Both groups of `spmd_averaging.py`."""
     record = published("spmd_averaging")
@@ -255,6 +262,7 @@ BLOCKS = {
     "recommender, one process": tables_by_rows,
     "server rules": rules,
     "equal processes": equal_processes,
+    "simulator": simulated,
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": first_fits,

@@ -21,6 +21,7 @@ import keras
 import limits
 import numpy as np
 import runs
+from simulator_rate_table import FIT, FIT_10, STUDY, STUDY_XLA, table
 
 import tf_dsgd
 from tf_dsgd.simulation.study import Study, timetable
@@ -72,23 +73,6 @@ def in_driver(options, x, y, jit: bool):
     return play
 
 
-def table(results: dict[str, list[dict]], aims: dict[str, int | None]) -> str:
-    whose = dict.fromkeys(aims, limits.ONE)
-    roles = runs.cpu_roles(results)
-    rows = [
-        [
-            name,
-            runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
-            "" if aims.get(name) is None else f"at least {aims[name]}",
-            *limits.cells(results, name, whose)[:1],
-            *runs.cpu_cells(outcomes, roles),
-        ]
-        for name, outcomes in results.items()
-    ]
-    header = ["", "updates/s", "aim", f"of the limit: {limits.ONE}", *runs.cpu_header(roles)]
-    return runs.table(header, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=16)
@@ -108,15 +92,15 @@ def main() -> None:
     x = random.standard_normal((examples, 64), dtype=np.float32)
     y = random.integers(0, 10, examples)
     contenders = {
-        "fit": (through_fit(options, x, y, 1), None),
-        "fit, steps_per_execution=10": (through_fit(options, x, y, 10), 1000),
-        "study driver": (in_driver(options, x, y, False), None),
-        "study driver, XLA": (in_driver(options, x, y, True), 8000),
+        FIT: through_fit(options, x, y, 1),
+        FIT_10: through_fit(options, x, y, 10),
+        STUDY: in_driver(options, x, y, False),
+        STUDY_XLA: in_driver(options, x, y, True),
     }
     bare = {"model": "small", "batch_size": options.batch_size, "seconds": options.limit_seconds}
     results: dict[str, list[dict]] = {name: [] for name in [*contenders, limits.ONE]}
     for repetition in range(options.repetitions + 1):
-        for name, (run, _) in contenders.items():
+        for name, run in contenders.items():
             start, cpu = time.perf_counter(), time.process_time()
             updates = run()
             seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
@@ -133,7 +117,7 @@ def main() -> None:
         if repetition:
             spec = limits.spec_of(limits.ONE, **bare)
             results[limits.ONE].append(runs.run_contender(limits.PROGRAM, spec, defaults=False))
-    print(f"\n{table(results, {name: aim for name, (_, aim) in contenders.items()})}")
+    print(f"\n{table(results)}")
     runs.write_json(options.json, {**origin, "results": results})
 
 

@@ -61,7 +61,9 @@ class Elastic(algorithm.ServerRule):
     def receive(self, shard: algorithm.Shard, message: algorithm.Message) -> bool:
         a = 0.9 / shard.num_workers if self.elasticity is None else self.elasticity
         for i, (center, sent) in enumerate(zip(shard.weights, message.tensors, strict=True)):
-            force = a * (sent - center.read_value())
+            wide = arithmetic.type_of_sums(sent.dtype)  # a difference of float16 may be no float16
+            away = tf.cast(sent, wide) - tf.cast(center.read_value(), wide)
+            force = tf.cast(a * away, sent.dtype)
             center.assign_add(force, read_value=False)
             arithmetic.set_row(_forces(shard, i), message.worker, force)
         shard.count_updates(iterations_in(shard, message.steps, shard.steps))

@@ -403,7 +403,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         if (held := self.placement.held()) != self._announced:
             self._announced = held
             self.cluster.announce(held, self.placement.parts is not None)
-        self.batches.programs.add(fit_program)
+        self.batches.add(fit_program)
         if not tf.executing_eagerly():
             # The graph of the caller's function uses the program's variables: as long as it lives.
             graph = tf.compat.v1.get_default_graph()

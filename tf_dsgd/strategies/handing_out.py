@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -39,8 +38,6 @@ from tf_dsgd.strategies.stream import NUMBERS
 from tf_dsgd.strategies.summary import summary_of
 from tf_dsgd.strategies.tracing import Trace, tracing
 
-_order = itertools.count()
-
 
 class HandingOut:
     """Which tokens are out, and how many batches were handed to workers."""
@@ -48,8 +45,7 @@ class HandingOut:
     def __init__(self, engine: Engine, passes: Passes):
         self._engine = engine
         self._passes = passes
-        self.programs: weakref.WeakSet[FitProgram] = weakref.WeakSet()
-        """Those that the caller's functions still have."""
+        self._programs: tuple[weakref.ref[FitProgram], ...] = ()
         self.handed_out = 0
         self.examples = 0
         # Also of a loop that was left by `break`, whose last step was run.
@@ -69,13 +65,27 @@ class HandingOut:
         self.iterations: Iterations | None = None
         """Where an epoch is an iteration of several passes over its data."""
 
+    @property
+    def programs(self) -> list[FitProgram]:
+        """Those that the caller's functions still have, in the order in which they were traced."""
+        return [program for each in self._programs if (program := each()) is not None]
+
+    def add(self, program: FitProgram) -> None:
+        """While `tracing` is held; other threads may look meanwhile."""
+        alive = (each for each in self._programs if each() is not None)
+        self._programs = (*alive, weakref.ref(program))
+
     def state(self) -> dict[str, np.ndarray]:
         """What a checkpoint has of it."""
         counted = {"examples": np.array([self.handed_out, self.examples])}
         if self.iterations is None:
             return counted
         iterator = None if self._of_now is None else self._of_now()
-        return counted | self.iterations.state(in_epoch=iterator is not None and iterator.ahead > 0)
+        model, _ = fit_that_runs()
+        # A callback that ends training within an epoch leaves an iteration that is whole.
+        stops = model is not None and model.stop_training
+        in_epoch = iterator is not None and iterator.ahead > 0 and not stops
+        return counted | self.iterations.state(in_epoch)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises a ValueError if `restore` cannot set this."""
@@ -161,7 +171,7 @@ class HandingOut:
         if model is None:
             return None
         spec = iterator.dataset.element_spec
-        found = [p for p in list(self.programs) if p.is_run_by(model) and p.takes(spec)]
+        found = [p for p in self.programs if p.is_run_by(model) and p.takes(spec)]
         equal = [p for p in found if p.is_for(spec)]
         return found[0] if len(found) == 1 else equal[0] if len(equal) == 1 else None
 
@@ -252,10 +262,10 @@ class HandingOut:
             raise
 
     def _refuse_python_of_a_step(self) -> None:
-        if self._engine.is_at_rest or not any(p.python_code for p in list(self.programs)):
+        if self._engine.is_at_rest or not any(p.python_code for p in self.programs):
             return
         called = called_by_a_graph()
-        if any(called & p.python_code for p in list(self.programs)):
+        if any(called & p.python_code for p in self.programs):
             raise RuntimeError(
                 "Python code of a step (tf.numpy_function, tf.py_function) read or wrote a "
                 "variable of the model, which would wait for that step. Pass what it needs as an "
@@ -275,7 +285,7 @@ class HandingOut:
         Raises:
             ValueError: if there are as many as are told apart.
         """
-        taken = {program.number for program in list(self.programs)}
+        taken = {program.number for program in self.programs}
         found = next((n for n in range(NUMBERS) if n not in taken), None)
         if found is None:
             raise ValueError(
@@ -318,8 +328,7 @@ class HandingOut:
             return False
         ran = iterator.ran()
         # Of several in one function those that were traced first run first.
-        programs = sorted(self.programs, key=lambda p: p.order)
-        found = [p for p in programs for _ in range(ran[p.number])]
+        found = [p for p in self.programs for _ in range(ran[p.number])]
         if len(found) > iterator.pending:
             self._used.pop(iterator, None)
             raise RuntimeError(
@@ -382,7 +391,6 @@ class FitProgram:
         self.program = program
         self.number = number
         """Under which it takes down that it ran; one that is gone may have had it."""
-        self.order = next(_order)
         self._spec = TokenSpec(element_spec)
         self._step = step
         self._runs = _tf.make_variable(np.int64(0), device="CPU:0", name="runs")
