@@ -186,14 +186,25 @@ def _version(*names: str) -> str:
     return f"{names[0]} (not installed as a distribution)"
 
 
+def _commit() -> str | None:
+    """Of this checkout; "-dirty" where files differ from it. None where there is no repository."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+
+
 def provenance(variables: Mapping[str, str] | None = None) -> dict:
-    """What ran: command, versions, date, machine.
+    """What ran: command, commit, versions, date, machine.
 
     And what concerns speed in the environment: contenders', or `variables` of this process.
     """
     variables = environment() if variables is None else variables
+    commit = _commit()
     return {
         "environment": {name: variables[name] for name in LIKE_LAUNCHED if name in variables},
+        **({} if commit is None else {"commit": commit}),
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),
         "versions": [

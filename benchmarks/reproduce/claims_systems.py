@@ -74,7 +74,7 @@ def _strom() -> list[Claim]:
     return [
         Claim(
             "strom",
-            "hundreds of times fewer bytes cost no accuracy",
+            "a hundred times fewer bytes, and more, cost no accuracy",
             "Strom, 2015",
             "an error at most half a point higher at equal steps; here 88 and 487 times fewer",
             tuple(as_accurate(f"Threshold {tau}") for tau in ("0.016", "0.064")),

@@ -7,7 +7,7 @@ periods of 1, 4, 16 and 64: Downpour becomes unstable as the period grows, EASGD
 EAMSGD, with Nesterov momentum on the workers, is best. Here the task of teacher.py, mini-batches
 that take an exponentially distributed time, 1 s in the mean, and messages that take none: nobody
 waits, so that equally many mini-batches a worker are equal virtual seconds, the paper's measure.
-Judged at each quarter of them, at the rate that is best at the end.
+Claims of a quarter, a half and three quarters are at the rates that are best then.
 elasticity is the paper's 0.9 / M. Downpour is that of the same paper: workers make SGD steps and
 push their sum, which the shard adds.
 """

@@ -1,5 +1,7 @@
 """What runs say of a claim: rates chosen by other seeds, paired differences, Holm's correction.
 
+Means are tested by t; seconds of a machine, some turns of which something has disturbed, by ranks.
+
 Nothing here trains, or needs TensorFlow: `driver.py` makes the runs, `claims.py` has the claims.
 """
 
@@ -109,10 +111,12 @@ class Results:
             [[pool[s][seed][measure] for seed in seeds] for s in self.settings(condition)]
         )
 
-    def choices(self, condition: Mapping[str, Any], seeds: Sequence[int]) -> list[tuple]:
+    def choices(
+        self, condition: Mapping[str, Any], seeds: Sequence[int], chosen_by: str | None = None
+    ) -> list[tuple]:
         """For each seed the setting with the least mean over the *other* seeds."""
         settings = self.settings(condition)
-        by = self.values(condition, self.chosen_by, seeds)
+        by = self.values(condition, chosen_by or self.chosen_by, seeds)
         if len(seeds) < 2:
             return [settings[int(np.argmin(np.round(by.mean(1), 9)))]] * len(seeds)
         others = (by.sum(1, keepdims=True) - by) / (len(seeds) - 1)
@@ -141,10 +145,11 @@ class Results:
         measure: str,
         seeds: Sequence[int],
         at: Mapping[str, Any] | None = None,
+        chosen_by: str | None = None,
     ) -> np.ndarray:
         """Each seed's value at the setting that the others choose, of this condition or of `at`."""
         pool = self._pool(condition)
-        chosen = self.choices(at or condition, seeds)
+        chosen = self.choices(at or condition, seeds, chosen_by)
         return np.array([pool[s][seed][measure] for s, seed in zip(chosen, seeds, strict=True)])
 
 
@@ -158,10 +163,12 @@ class Cell:
         b: another, or a number.
         expected: "<"; ">", by more than the `margin`; "=", within it; "<=", at most so much more.
         measure: of both; by default the one that chooses the rates.
+        chosen_by: the measure that chooses them here, in place of the study's.
         beside: two more conditions, whose difference is subtracted.
         at: the condition whose choice of a rate all take, in place of their own.
         margin: not of a "<".
         ratio: compare logarithms, and show b / a: how many times less `a` is.
+        by_rank: by Wilcoxon's signed-rank test, and Hodges and Lehmann's median in place of a mean.
     """
 
     title: str
@@ -173,6 +180,8 @@ class Cell:
     at: Mapping[str, Any] | None = None
     margin: float = 0.0
     ratio: bool = False
+    chosen_by: str | None = None
+    by_rank: bool = False
 
     @property
     def sides(self) -> tuple[Mapping[str, Any] | float, ...]:
@@ -182,7 +191,10 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the runs say of a cell; `p` is of what was expected, `against` of the opposite."""
+    """What the runs say of a cell; `p` is of what was expected, `against` of the opposite.
+
+    `mean` is a median where it is compared by rank.
+    """
 
     cell: Cell
     seeds: int
@@ -200,6 +212,38 @@ def one_sided(values: np.ndarray, above: float) -> float:
     if not error > 0:
         return math.nan if n < 2 else float(mean <= above)
     return float(stats.t.sf((mean - above) / error, n - 1))
+
+
+def _rank_sums(n: int) -> np.ndarray:
+    """Of n values the probability of each sum of signed ranks, 0 to n (n + 1) / 2."""
+    found = np.ones(1)
+    for rank in range(1, n + 1):
+        more = np.zeros(rank + 1)
+        more[0] = more[-1] = 0.5
+        found = np.convolve(found, more)
+    return found
+
+
+def _walsh(values: np.ndarray) -> np.ndarray:
+    """Means of all pairs, each value with itself, too; in ascending order."""
+    first, second = np.triu_indices(len(values))
+    return np.sort((values[first] + values[second]) / 2)
+
+
+def one_sided_by_rank(values: np.ndarray, above: float) -> float:
+    """The p of Wilcoxon's signed-rank test, exact, that the median is not above a number."""
+    if len(values) < 2:
+        return math.nan
+    found = int(np.sum(_walsh(values) > above))
+    return float(min(1.0, _rank_sums(len(values))[found:].sum()))
+
+
+def interval_by_rank(values: np.ndarray) -> tuple[float, float, float]:
+    """Hodges and Lehmann's median, and its interval; of few values all that there are."""
+    means = _walsh(values)
+    outside = np.cumsum(_rank_sums(len(values))) <= (1 - LEVEL) / 2
+    k = max(int(np.sum(outside)), 1)
+    return float(np.median(means)), float(means[k - 1]), float(means[-k])
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
@@ -222,26 +266,27 @@ def compared(results: Results, cell: Cell) -> Outcome | None:
     def values(side: Mapping[str, Any] | float) -> np.ndarray:
         if not isinstance(side, Mapping):
             return np.full(len(seeds), float(side))
-        found = results.judged(side, measure, seeds, cell.at)
+        found = results.judged(side, measure, seeds, cell.at, cell.chosen_by)
         return np.log(found) if cell.ratio else found
 
     found = [values(side) for side in cell.sides]
     difference = found[0] - found[1] - (found[2] - found[3] if cell.beside else 0.0)
-    return Outcome(cell, len(seeds), *interval(difference), *_tests(difference, cell))
+    ends = interval_by_rank(difference) if cell.by_rank else interval(difference)
+    return Outcome(cell, len(seeds), *ends, *_tests(difference, cell))
 
 
 def _tests(difference: np.ndarray, cell: Cell) -> tuple[float, float]:
     """The p of what was expected and of its opposite."""
-    above = one_sided(difference, cell.margin)
-    below = one_sided(-difference, cell.margin)
+    test = one_sided_by_rank if cell.by_rank else one_sided
+    above, below = test(difference, cell.margin), test(-difference, cell.margin)
     if cell.expected == ">":
-        return above, one_sided(-difference, -cell.margin)
+        return above, test(-difference, -cell.margin)
     if cell.expected == "<":
         return below, above
     if cell.expected == "<=":
-        return one_sided(-difference, -cell.margin), above
+        return test(-difference, -cell.margin), above
     # Two one-sided tests: within the margin on both sides. Outside it is on one, as the interval.
-    inside = max(one_sided(difference, -cell.margin), one_sided(-difference, -cell.margin))
+    inside = max(test(difference, -cell.margin), test(-difference, -cell.margin))
     return inside, min(above, below)
 
 

@@ -139,8 +139,11 @@ def measured(each: Judged) -> str:
     text = f"{count} of {len(words)} as expected"
     if words.count(evidence.NO):
         text += f", {words.count(evidence.NO)} the opposite"
-    # Of what is said of some cell, the one that says most.
-    first = min(each.outcomes, key=lambda o: o.p) if each.claim.some else each.outcomes[0]
+    first = each.outcomes[0]
+    if each.claim.some:  # the one that says most
+        first = min(each.outcomes, key=lambda o: o.p)
+    elif each.verdict == "partly":  # one of those that bear it out
+        first = each.outcomes[words.index(evidence.YES)]
     return f"{text}; {first.cell.title}: {evidence.shown(first, each.claim.digits)}"
 
 
@@ -175,7 +178,11 @@ def on_one_screen() -> str:
     found: dict[str, tuple[list[str], list[str]]] = {}
     for each in all_judged():
         papers, ours = found.setdefault(each.verdict, ([], []))
-        (papers if each.claim.source else ours).append(each.claim.name)
+        name = each.claim.name
+        if each.verdict == "partly":
+            words = [word for _, word in each.said]
+            name += f" ({words.count(evidence.YES)} of {len(words)})"
+        (papers if each.claim.source else ours).append(name)
     rows = []
     for word in sorted(found, key=VERDICTS.index):
         cells = [f"{len(names)}: {'; '.join(names)}" if names else "0" for names in found[word]]

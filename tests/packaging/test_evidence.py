@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.packaging.repository import ROOT
 
@@ -68,6 +69,46 @@ def test_an_interval_holds_the_mean_as_often_as_it_says(evidence):
     assert inside / 4000 == pytest.approx(0.95, abs=0.015)  # 4 standard errors
 
 
+def test_ranks_say_what_scipy_says(evidence):
+    random = np.random.default_rng(1)
+    for n in (2, 5, 9, 16):
+        values = random.standard_t(2, n) + 0.3
+        expected = stats.wilcoxon(values, alternative="greater", method="exact").pvalue
+        assert evidence.one_sided_by_rank(values, 0.0) == pytest.approx(expected)
+        assert evidence.one_sided_by_rank(values + 7, 7.0) == pytest.approx(expected)
+
+
+def test_an_interval_by_rank_is_what_the_test_does_not_refuse(evidence):
+    # Seconds of ten turns, two of which something else has disturbed.
+    values = np.array([1.2, 1.3, 1.1, 1.25, 1.15, 1.22, 1.18, 1.28, 2.6, 2.5])
+    median, low, high = evidence.interval_by_rank(values)
+    assert 1.2 < median < 1.3  # the mean is 1.478
+    refused = (1 - evidence.LEVEL) / 2
+    for end, inward in ((low, 1e-9), (high, -1e-9)):
+        sign = np.sign(inward)
+        assert evidence.one_sided_by_rank(sign * values, sign * (end - inward)) < refused
+        assert evidence.one_sided_by_rank(sign * values, sign * (end + inward)) >= refused
+    assert evidence.interval_by_rank(np.array([3.0, 1.0])) == (2.0, 1.0, 3.0)
+
+
+def test_a_cell_may_choose_its_rates_by_what_it_compares(evidence):
+    by_rate = {0.5: (4.0, 9.0), 1.0: (6.0, 2.0)}
+    found = [
+        {
+            "condition": {"side": "a"},
+            "seed": seed,
+            "rate": rate,
+            "values": {"error": at_the_end, "error_1": early},
+        }
+        for rate, (at_the_end, early) in by_rate.items()
+        for seed in (1, 2)
+    ]
+    results = evidence.Results(found, (), "error")
+    for chosen_by, mean in ((None, 9.0), ("error_1", 2.0)):
+        cell = evidence.Cell("", {"side": "a"}, 0.0, "<", "error_1", chosen_by=chosen_by)
+        assert evidence.compared(results, cell).mean == mean
+
+
 def outcome(evidence, differences, expected, **options):
     a = runs({"side": "a"}, {1.0: differences})
     b = runs({"side": "b"}, {1.0: [0.0] * len(differences)})
@@ -104,6 +145,16 @@ def test_a_cell_says_only_what_is_sure(evidence, differences, expected, margin, 
     assert said == word
     assert found.mean == pytest.approx(np.mean(differences))
     assert found.low < found.mean < found.high
+
+
+def test_a_disturbed_turn_hides_little_from_ranks(evidence):
+    times = [0.8, 0.82, 0.79, 0.81, 0.8, 0.83, 0.78, 0.81, 0.8, 6.0]
+    differences = [1 - each for each in times]
+    by_mean, by_rank = (
+        outcome(evidence, differences, ">", by_rank=by_rank) for by_rank in (False, True)
+    )
+    assert by_mean.mean < 0 < by_rank.mean
+    assert by_rank.p < 0.05 < 0.5 < by_mean.p
 
 
 def test_one_comparison_says_what_its_interval_says(evidence):
