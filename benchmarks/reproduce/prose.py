@@ -97,12 +97,12 @@ def figure(name: str) -> str:
     b = condition(results, parts["b"]) if kind != "value" else 0.0
     if parts["exponent"]:
         results = at_rate(results, 2.0 ** int(parts["exponent"]))
-    outcome = evidence.compared(
-        results, evidence.Cell("", a, b, "<", measure=measure, ratio=kind == "ratio")
-    )
+    like = pages.claims_about(study)[0]
+    cell = evidence.Cell("", a, b, "<", measure, by_rank=like.cells[0].by_rank)
+    outcome = evidence.compared(results, dataclasses.replace(cell, ratio=kind == "ratio"))
     if outcome is None:
         raise ValueError(f"No seed has run all of {name!r}.")
-    digits = pages.claims_about(study)[0].digits
+    digits = like.digits
     if kind == "value":
         return f"{outcome.mean:.{digits}f}"
     if kind == "difference":
