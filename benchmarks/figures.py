@@ -14,6 +14,7 @@ figure there is one of those runs. To publish others, for instance:
 
 import functools
 import re
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,9 +50,13 @@ ROOT = runs.HERE.parent
 FILES = (
     "README.md",
     "benchmarks/README.md",
+    "docs/averaging.md",
+    "docs/cluster.md",
+    "docs/hogwild.md",
     "docs/is_it_for_me.md",
     "docs/reproduced.md",
     "docs/reproduced_averaging.md",
+    "docs/sending_less.md",
     "docs/tables.md",
     "docs/which_period.md",
 )
@@ -171,6 +176,28 @@ def tables_by_rows() -> str:
     return groups(["recommender_local"], table)
 
 
+def tables_on_processes() -> str:
+    """Speed, processor time and memory of two workers and two ps, by `recommender.py`."""
+    record = published("recommender_cluster")
+    rows = []
+    for group in record["groups"]:
+        size = group["title"].partition("tables of ")[2].partition(" x ")[0]
+        results = group["results"]
+        for name, found in results.items():
+            other = recommender.named(recommender.PSS, int(name.rpartition(", ")[2]))
+            speeds = [run[recommender.SPEED] / 1e3 for run in found]
+            processor = [1e3 * sum(run["cpu_seconds"].values()) / run["steps"] for run in found]
+            cells = [size, name, runs.spread(speeds, 0)]
+            cells += [runs.spread(recommender.beside(results, name, other), 2)]
+            cells += [runs.spread(processor, 1)]
+            memory = [recommender.peaks(found, role) for role in ("workers", "ps")]
+            rows.append([*cells, " / ".join(f"{statistics.median(each):,.0f}" for each in memory)])
+    header = ["R", "contender, period", "thousand examples a second", "beside tf_keras"]
+    header += ["CPU ms a mini-batch", "peak MB of a worker / of a ps"]
+    table = runs.table(header, rows)
+    return f"{table}\n\n{_origin(record)}"
+
+
 def rules() -> str:
     """Both sizes of `server_rules.py`."""
     record = published("server_rules")
@@ -260,6 +287,7 @@ BLOCKS = {
     "batch methods": batch_methods,
     "faults": struck,
     "recommender, one process": tables_by_rows,
+    "tables on processes": tables_on_processes,
     "server rules": rules,
     "equal processes": equal_processes,
     "simulator": simulated,

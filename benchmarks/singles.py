@@ -158,6 +158,35 @@ def examples_by_rows(kind: recommender.Kind) -> str:
     return runs.spread(values, 0)
 
 
+def average_of_many(contender: str, seconds: str) -> str:
+    """Milliseconds that equal processes take for 25 million parameters."""
+    _, large = published("spmd_averaging")["groups"]
+    return runs.spread([1e3 * run[seconds] for run in large["results"][contender]], 0)
+
+
+def plain_missed(part: str) -> str:
+    """How often plain `fit` did not become accurate on digits, at the rate that was chosen."""
+    (entry,) = (
+        each
+        for each in accuracy_tables.of_task(published("time_to_accuracy"), "digits")
+        if each["name"] == "plain fit"
+    )
+    found = [run for run in entry[part] if run.get("rate", entry["rate"]) == entry["rate"]]
+    return f"{sum(not run['reached'] for run in found)} of {len(found)}"
+
+
+def library_times(measure: str) -> str:
+    """How many times scikit-learn's milliseconds Hogwild!'s are: the least and the largest."""
+    results = pages.results_of(pages.known("hogwild"))
+    found = []
+    for ours in results.conditions():
+        if (ours["contender"], ours["problem"]) == ("Hogwild!", "logistic"):
+            sides = (ours, {**ours, "contender": "scikit-learn"})
+            a, b = (results.judged(side, measure, results.seeds(ours)) for side in sides)
+            found.append([statistics.geometric_mean(a / b)])
+    return ends(found, 0)
+
+
 def processor_by_rows(kind: recommender.Kind) -> str:
     """Milliseconds of the processor, a mini-batch, of the same."""
     found = by_rows("local", kind, 1_000_000)
@@ -228,10 +257,20 @@ INLINE = {
     },
     "rows, ours": lambda: examples_by_rows(recommender.THREADS),
     "rows, plain": lambda: examples_by_rows(recommender.PLAIN),
+    "rows, not split": lambda: examples_by_rows(recommender.WHOLE_THREADS),
+    "rows, TensorFlow": lambda: examples_by_rows(recommender.BARE),
     "rows, ours, processor": lambda: processor_by_rows(recommender.THREADS),
+    "rows, not split, processor": lambda: processor_by_rows(recommender.WHOLE_THREADS),
     "rows, plain, processor": lambda: processor_by_rows(recommender.PLAIN),
     "rows, a worker's memory": memory_by_rows,
+    "average of 25 million": lambda: average_of_many("average(model)", "seconds"),
+    "all_reduce of 25 million": lambda: average_of_many("bare", "seconds"),
+    "all_reduce of 25 million, by variable": lambda: average_of_many("bare", "seconds_many"),
+    "scikit-learn, clock": lambda: library_times("ms"),
+    "scikit-learn, processor": lambda: library_times("cpu_ms"),
     "struck": struck_without_loss,
+    "digits, missed in the search": lambda: plain_missed("search"),
+    "digits, missed": lambda: plain_missed("runs"),
     "cost of our best": lambda: accuracy_cost("threads"),
     "cost of our best, processes": lambda: accuracy_cost("processes"),
     "seconds of our best, straggler": lambda: accuracy_cost("straggler", measure="seconds"),

@@ -8,11 +8,14 @@ Between `<!--figure: NAME-->` and `<!--end-->` stands what a name of these says:
     value STUDY: CONDITION                        a mean over seeds
     rate STUDY: CONDITION                         the one that all seeds together choose
     sure STUDY: CLAIM                             3 of 8: comparisons that came out as expected
+    milliseconds STUDY: CONDITION less CONDITION, of N   4.4 (3.4 to 5.4): an Nth of the seconds
+    room STUDY: CONDITION, at most X              16: the largest rate by the least, means up to X
+    rates STUDY                                   7 to 9, all of them whole powers of 2
 
 A condition is given by some of its fields, `workers=4; method=EASGD`, and must be the only one that
-has them. All but the last two are of the measure that chooses the rates, or of another after the
-study, `ratio averaging_seconds, cpu_seconds: ...`; at the rates that the other seeds choose, or,
-with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
+has them. Differences, ratios and values are of the measure that chooses the rates, or of another
+after the study, `ratio averaging_seconds, cpu_seconds: ...`; at the rates that the other seeds
+choose, or, with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
 """
 
 import dataclasses
@@ -34,6 +37,9 @@ _FORMS = {
     "value": rf"{_MEASURED}: (?P<a>.+?){_AT}",
     "rate": rf"{_STUDY}: (?P<a>.+?)",
     "sure": rf"{_STUDY}: (?P<claim>.+?)",
+    "milliseconds": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?), of (?P<parts>\d+)",
+    "room": rf"{_STUDY}: (?P<a>.+?), at most (?P<most>[\d.]+)",
+    "rates": _STUDY,
 }
 KINDS = tuple(_FORMS)
 """The first words of all names."""
@@ -62,10 +68,10 @@ def power(rate: float) -> str:
     return f"2<sup>{math.log2(rate):.2g}</sup>"
 
 
-def plain(outcome: evidence.Outcome, digits: int) -> str:
+def plain(outcome: evidence.Outcome, digits: int, unit: float = 1.0) -> str:
     """A difference, or how many times more the first is, with its interval, without plus signs."""
     ends = (outcome.mean, outcome.low, outcome.high)
-    values = map(math.exp, ends) if outcome.cell.ratio else ends
+    values = map(math.exp, ends) if outcome.cell.ratio else (end / unit for end in ends)
     return "{} ({} to {})".format(*(f"{value:.{digits}f}" for value in values))
 
 
@@ -78,6 +84,24 @@ def sure(study: str, claim: str) -> str:
     return f"{words.count(evidence.YES)} of {len(words)}"
 
 
+def room(results: evidence.Results, found: Mapping[str, Any], most: float) -> str:
+    """How many times the least rate the largest is, of those in a row whose mean is at most so."""
+    rates = [setting[-1] for setting in results.settings(found)]
+    good = [mean <= most for mean in results.values(found, results.chosen_by).mean(1)]
+    inside = [rate for rate, each in zip(rates, good, strict=True) if each]
+    if not inside or not all(good[rates.index(inside[0]) : rates.index(inside[-1]) + 1]):
+        raise ValueError(f"No rates in a row at which {dict(found)} has at most {most:g}.")
+    return f"{inside[-1] / inside[0]:.2g}"
+
+
+def rates(results: evidence.Results) -> str:
+    """How many the conditions of a study have, of those that have a choice; and which."""
+    counts = sorted({len(results.settings(each)) for each in results.conditions()} - {1})
+    whole = all(math.log2(run["rate"]).is_integer() for run in results.runs)
+    which = "all of them whole powers of 2" if whole else "half octaves beside the best among them"
+    return f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}, {which}"
+
+
 def figure(name: str) -> str:
     """What stands for a name, with as many digits as the study's first claim has."""
     kind, _, rest = name.partition(" ")
@@ -88,20 +112,26 @@ def figure(name: str) -> str:
     if kind == "sure":
         return sure(study, parts["claim"])
     results = pages.results_of(pages.known(study))
+    if kind == "rates":
+        return rates(results)
     a = condition(results, parts["a"])
     if kind == "rate":
         return power(results.best(a)[-1])
+    if kind == "room":
+        return room(results, a, float(parts["most"]))
     measure = parts["measure"] or results.chosen_by
     if measure not in results.measures:
         raise ValueError(f"{study} measures {', '.join(results.measures)}, and no {measure!r}.")
     b = condition(results, parts["b"]) if kind != "value" else 0.0
-    if parts["exponent"]:
+    if parts.groupdict().get("exponent"):
         results = at_rate(results, 2.0 ** int(parts["exponent"]))
     like = pages.claims_about(study)[0]
     cell = evidence.Cell("", a, b, "<", measure, by_rank=like.cells[0].by_rank)
     outcome = evidence.compared(results, dataclasses.replace(cell, ratio=kind == "ratio"))
     if outcome is None:
         raise ValueError(f"No seed has run all of {name!r}.")
+    if kind == "milliseconds":
+        return plain(outcome, 1, int(parts["parts"]) / 1e3)
     digits = like.digits
     if kind == "value":
         return f"{outcome.mean:.{digits}f}"

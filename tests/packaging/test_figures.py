@@ -111,6 +111,8 @@ def test_what_is_said_of_a_study_stands_in_its_tables(page):
         ("value bmuf: 4", "'4' are not fields of a condition"),
         ("value bmuf, regret: workers=1", "bmuf measures error, loss, and no 'regret'"),
         ("value bmuf: workers=1, 2^40", "No seed has run all of"),
+        ("room bmuf: workers=1, at most 1", "No rates in a row at which .* has at most 1"),
+        ("rates bmuf: workers=1", "No figure has such a name"),
         ("sure bmuf: BMUF is best", "bmuf has 0 claims named 'BMUF is best', not one"),
     ],
 )
@@ -162,6 +164,15 @@ def made_up(figures, monkeypatch):
         ("value made_up, seconds: way=a", "6.00"),
         ("rate made_up: way=a", "2<sup>-1</sup>"),
         ("rate made_up: way=b", "2<sup>1</sup>"),
+        # Differences of 2 and 6: mean 4, standard error 2; a fourth of them, in thousandths.
+        (
+            "milliseconds made_up, seconds: way=a less way=b, of 4",
+            "1000.0 (-5353.1 to 7353.1)",
+        ),
+        # Means of 3.6 and 5 at the two rates, 2 ** -1 and 2.
+        ("room made_up: way=a, at most 5", "4"),
+        ("room made_up: way=a, at most 4.9", "1"),
+        ("rates made_up", "2, all of them whole powers of 2"),
         # c is more than b by 1 with both seeds; of a and b so few seeds say nothing.
         ("sure made_up: b is best", "1 of 2"),
     ],

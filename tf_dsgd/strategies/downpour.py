@@ -59,10 +59,10 @@ class LocalSGD:
 class DownpourStrategy(DistributedStrategy):
     """Downpour SGD: asynchronous workers around a shared model.
 
-    Use it to train one model with several workers that never wait for each other. Each worker
-    computes gradients on its own copy of the weights, sends their sum every `push_every`
-    mini-batches and fetches fresh weights every `fetch_every`; the *compiled Keras optimizer* runs
-    on the shard, once per message::
+    Use it to train one model with several workers that wait for each other by `max_staleness`
+    alone. Each worker computes gradients on its own copy of the weights, sends their sum every
+    `push_every` mini-batches and fetches fresh weights every `fetch_every`; the *compiled Keras
+    optimizer* runs on the shard, once per message::
 
         worker:  if step % n_fetch == 0:  w_local <- fetch()
                  g <- gradient(w_local);  accrued <- accrued + g
