@@ -3,7 +3,7 @@
 #
 # The batch script runs on the first node of the allocation, and the training script with it, as the
 # chief. One srun starts the ps and worker tasks (python -m tf_dsgd.serve) over all nodes; they end
-# with the job. TensorFlow's gRPC has no authentication and listens on all interfaces of a node: use
+# with the job. TensorFlow's gRPC has no authentication: whoever reaches a task's port may use it. Use
 # it on a cluster whose network is private and whose users you trust.
 #
 # One ps task and, for four nodes with two tasks each, seven workers. PS_TASKS changes the first.

@@ -20,13 +20,15 @@ class Accumulator:
 
     def __init__(self, place: Place, name: str, index: int):
         self._shape = place.weights[index].shape.as_list()
+        self._dtype = place.weights[index].dtype
+        self._wide = wide = arithmetic.type_of_sums(self._dtype)
         self._is_sparse = place.is_sparse(index)
         if self._is_sparse:
             row = self._shape[1:]
             self._rows = place.cell(f"{name}_rows", index, shape=[None], dtype=tf.int64)
-            self._values = place.cell(f"{name}_values", index, shape=[None, *row])
+            self._values = place.cell(f"{name}_values", index, shape=[None, *row], dtype=wide)
         else:
-            self._total = place.cell(name, index)
+            self._total = place.cell(name, index, dtype=wide)
 
     @property
     def rows(self) -> tf.Tensor:
@@ -35,6 +37,7 @@ class Accumulator:
 
     def put(self, gradient: Gradient) -> None:
         """sum := g."""
+        gradient = arithmetic.cast(gradient, self._wide)
         if self._is_sparse:
             self._rows.assign(tf.cast(gradient.indices, tf.int64), read_value=False)
             self._values.assign(gradient.values, read_value=False)
@@ -43,6 +46,7 @@ class Accumulator:
 
     def add(self, gradient: Gradient, factor: Any = None) -> None:
         """sum += factor g; without a factor, sum += g."""
+        gradient = arithmetic.cast(gradient, self._wide)
         if self._is_sparse:
             if factor is not None:
                 gradient = arithmetic.scaled(gradient, factor)
@@ -61,17 +65,18 @@ class Accumulator:
         does with a dense gradient.
         """
         if not self._is_sparse:
-            return tf.identity(self._total.read_value())
+            return tf.cast(tf.identity(self._total.read_value()), self._dtype)
         values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
-        return arithmetic.merged_rows(tf.IndexedSlices(values, rows, tf.constant(self._shape)))
+        slices = tf.IndexedSlices(values, rows, tf.constant(self._shape))
+        return arithmetic.cast(arithmetic.merged_rows(slices), self._dtype)
 
     def take(self) -> Gradient:
         """The sum, which then begins anew from zero."""
         total = self.get()
         if not self._is_sparse:
-            self._total.assign(tf.zeros_like(total), read_value=False)
+            self._total.assign(tf.zeros(tf.shape(total), self._wide), read_value=False)
             return total
         self._rows.assign(tf.zeros([0], tf.int64), read_value=False)
-        empty = tf.zeros([0, *self._shape[1:]], total.values.dtype)
+        empty = tf.zeros([0, *self._shape[1:]], self._wide)
         self._values.assign(empty, read_value=False)
         return total

@@ -32,7 +32,8 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
             With a limit that much is set aside at once, and `growth` does not apply.
 
     Raises:
-        RuntimeError: if devices are open already; it says what to do.
+        RuntimeError: if devices are open already, or no limit is given where one was before; it
+            says what to do.
         ValueError: if `limit_mb` is not a positive integer, or `growth` not a bool.
 
     Example:
@@ -49,6 +50,11 @@ def configure_memory(growth: bool = True, limit_mb: int | None = None) -> None:
             "GPU memory cannot be configured any more: TensorFlow has opened its devices, which it "
             "does at the first operation. Call tf_dsgd.gpu.configure_memory() right after the "
             "imports, or set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment."
+        )
+    if limit_mb is None and any(tf.config.get_logical_device_configuration(g) for g in gpus):
+        raise RuntimeError(
+            "A limit of GPU memory, or logical devices, were set before, and growth does not apply "
+            "to these. Leave this call out, or the one before; or give this one limit_mb, too."
         )
     for device in gpus:
         if limit_mb is not None:

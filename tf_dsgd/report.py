@@ -487,9 +487,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = Path(options.output) if options.output else Path(options.run_dir) / PAGE
     try:
         page = figure(read(options.run_dir))
+        page.savefig(output, format="png", pil_kwargs={"optimize": True})
     except (ImportError, ValueError) as error:
         sys.exit(f"tf_dsgd: {error}")
-    page.savefig(output, format="png", pil_kwargs={"optimize": True})
+    except OSError as error:
+        sys.exit(f"tf_dsgd: {error}. Name another file by --output.")
     print(output)
 
 

@@ -84,7 +84,7 @@ def note(backup: str | None) -> None:
         return
     with contextlib.suppress(OSError):  # a process of the script's own has not inherited the file
         os.ftruncate(int(passed), 0)
-        os.pwrite(int(passed), (backup or "").encode(), 0)
+        os.pwrite(int(passed), os.fsencode(backup or ""), 0)
 
 
 def ended() -> set[str]:

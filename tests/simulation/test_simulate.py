@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import tf_dsgd
 from tests.contract import sketches
+from tf_dsgd.compression import OneBit
+from tf_dsgd.simulation.study import Study
 
 WORKERS, SHAPE = 3, (2, 3)
 many = settings(
@@ -374,3 +376,19 @@ def test_other_wrong_arguments():
         tf_dsgd.simulate(sketches.softsync(2), "sgd", [], [])
     with pytest.raises(ValueError, match="num_workers"):
         tf_dsgd.simulate(sketches.softsync(2), "sgd", [START], [], num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "word"),
+    [
+        (tf_dsgd.HogwildStrategy, "Hogwild!"),
+        (functools.partial(tf_dsgd.CompressedAsyncStrategy, compression=OneBit()), "one another"),
+        (tf_dsgd.SandblasterStrategy, "Sandblaster"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(strategy, word):
+    events = [(0, "fetch"), (0, "push", [[1.0]])]
+    with pytest.raises(ValueError, match=f"{word}.*SimulatedCluster"):
+        tf_dsgd.simulate(strategy(), "sgd", [np.zeros(1)], events)
+    with pytest.raises(ValueError, match=f"{word}.*SimulatedCluster"):
+        Study(strategy().algorithm, 1, None, np.zeros((4, 1)), np.zeros((4, 1)), 2)

@@ -19,6 +19,7 @@ from tf_dsgd.engine.state import Store
 from tf_dsgd.engine.threads import ThreadsEngine
 
 _MOST_THREADS = 1024
+_INTRA_OP, _INTER_OP = "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"
 _MANY_ON_ONE = 16  # threads on a core or GPU: more gain nothing
 
 
@@ -91,7 +92,7 @@ class LocalCluster(Cluster):
 
     def configure(self) -> None:
         configure_process()
-        if tf.config.list_physical_devices("GPU"):
+        if tf.config.get_visible_devices("GPU"):
             return
         opened = _tf.devices_initialised()
         devices.prepare(self.devices_per_worker, self._count())
@@ -99,9 +100,9 @@ class LocalCluster(Cluster):
             return
         workers, threading = self._count(), tf.config.threading
         at_once = workers * self.devices_per_worker
-        if not threading.get_intra_op_parallelism_threads():
+        if not (threading.get_intra_op_parallelism_threads() or os.environ.get(_INTRA_OP)):
             threading.set_intra_op_parallelism_threads(max(1, _cores() // at_once))
-        if not threading.get_inter_op_parallelism_threads():
+        if not (threading.get_inter_op_parallelism_threads() or os.environ.get(_INTER_OP)):
             # A worker's function must find a thread while others compute.
             threading.set_inter_op_parallelism_threads(max(_cores(), at_once) + 2)
         logging.info(
@@ -135,8 +136,8 @@ def _hint_at_many(workers: int) -> None:
 
 
 def _devices() -> int:
-    """GPUs, or else cores."""
-    return len(tf.config.list_physical_devices("GPU")) or _cores()
+    """GPUs that TensorFlow may use, or else cores."""
+    return len(tf.config.get_visible_devices("GPU")) or _cores()
 
 
 def _cores() -> int:

@@ -94,7 +94,8 @@ class Lossy(algorithm.Codec, abc.ABC):
         message = (
             f"What was to be sent of {name_of(memory.weight)}, of the shape {memory.weight.shape}, "
             f"is not finite, or its square is not, and {self!r} cannot send it. Lower the learning "
-            "rate, clip gradients (clipnorm), or train without compression"
+            "rate; clip gradients (clipnorm) with push_every above 1: workers clip then; or train "
+            "without compression"
         )
         value = tf.cast(value, memory.dtype)
         # One pass over the elements, a fifth of what it costs to look at each.

@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process handles a signal, as Linux says; elsewhere no."""
+    """Whether a process handles a signal, as Linux says; elsewhere, as in gVisor, no."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return False
-    (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    caught = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
+    return bool(caught and caught[0] >> (number - 1) & 1)
 
 
 def ending(code: int) -> str:

@@ -35,6 +35,7 @@ from tf_dsgd._tf_errors import FLOOD_GREETINGS, FLOOD_HEADS, FLOOD_RAISED, FLOOD
 from tf_dsgd.launch import resources
 from tf_dsgd.launch.ending import catches, ending
 from tf_dsgd.launch.options import parse
+from tf_dsgd.launch.streams import pipes, same_file, terminal_input
 from tf_dsgd.launch.tied import TIE
 from tf_dsgd.resuming import (
     BACKUP_FD,
@@ -52,7 +53,9 @@ _EARLY = os.path.join(os.path.dirname(__file__), "early")  # on what Python impo
 INTERRUPT_SECONDS = 30.0  # a script may save a checkpoint after Ctrl-C
 LAST_WORDS_SECONDS = 15.0  # equal processes name the one that failed: on a busy machine, later
 STOP_SECONDS = 5.0
+SAY_SECONDS = 1.0  # then a line of the launcher's own comes later, or never
 AGAIN_SECONDS = 0.5  # after a signal: what comes sooner is not the user's second one
+_OF_THE_SCRIPT = (signal.SIGUSR1, signal.SIGUSR2)  # as Slurm sends a while before the end
 _BOOT_SECONDS = 0.3  # so old a script has nothing to save
 _QUIET_SECONDS = 0.2  # a question, or a progress bar, has no end of line
 
@@ -104,7 +107,14 @@ class _Task:
 
         Python ends at once by SIGTERM or SIGHUP where a script does not catch it.
         """
-        self.send(number if self.process and catches(self.process.pid, number) else signal.SIGINT)
+        young = time.monotonic() - self.started < _BOOT_SECONDS
+        catching = self.process and not young and catches(self.process.pid, number)
+        self.send(number if catching else signal.SIGINT)
+
+    def pass_on(self, number: int) -> None:
+        """A signal that says what a script wants it to: to the process alone, if it catches it."""
+        if self.process is not None and catches(self.process.pid, number):
+            self.process.send_signal(number)
 
 
 class _Launcher:
@@ -124,7 +134,7 @@ class _Launcher:
         self._lost_server = False  # whether it was started again or not
         self._lifeline, self._held = os.pipe()  # closes when this process ends
         self._command = shlex.join(sys.orig_argv)
-        self._errors = sys.stdout if _same_file(sys.stdout, sys.stderr) else sys.stderr
+        self._errors = sys.stdout if same_file(sys.stdout, sys.stderr) else sys.stderr
         self._kept = floods.Kept(floods.kept(), FLOOD_GREETINGS)
         """Lines of TensorFlow's that tell a user nothing."""
         self._cut: dict[TextIO, bytes] = {}  # the prefix of whose line there has no end yet
@@ -149,12 +159,17 @@ class _Launcher:
 
     def say(self, text: str) -> None:
         """One line of the launcher's own."""
-        self._write(self._errors, b"[launch] ", f"{text}\n".encode())
+        line = f"{text}\n".encode(errors="surrogateescape")
+        # Aside: who reads this may have stopped, and processes must be ended all the same.
+        arguments = self._errors, b"[launch] ", line
+        saying = threading.Thread(target=self._write, args=arguments, daemon=True)
+        saying.start()
+        saying.join(SAY_SECONDS)
 
     def _start(self, task: _Task) -> None:
         is_script, is_first = task in self._scripts, task is self._scripts[0]
         prefix = f"[{task.name}] ".encode() if not is_first or self._prefix_first else b""
-        out, error = _pipes(prefix, is_script)
+        out, error = pipes(prefix, is_script)
         command = [sys.executable, *task.command]
         if sys.platform == "linux":
             command = [sys.executable, *TIE, str(os.getpid()), *command]
@@ -175,7 +190,7 @@ class _Launcher:
             pass_fds=tuple(told.values()),
             # In a process group of its own a terminal's Ctrl-C reaches the launcher alone.
             process_group=0,
-            stdin=None if is_first and not _terminal_input() else subprocess.DEVNULL,
+            stdin=None if is_first and not terminal_input() else subprocess.DEVNULL,
             stdout=out,
             stderr=error,
         )
@@ -238,16 +253,20 @@ class _Launcher:
             if left == 0.0:
                 name = signal.Signals(self._told or 0).name
                 for task in running:
-                    self.say(f"{task.name} still ran after {name}: killed")
                     task.send(signal.SIGKILL)
+                    self.say(f"{task.name} still ran after {name}: killed")
                 deadline = left = None
             for number in _received(signals, left):
                 if number == signal.SIGCHLD:
                     self._look_after_servers()
                 elif number in ignored:
                     continue
+                elif number in _OF_THE_SCRIPT:
+                    for task in running:
+                        task.pass_on(number)
                 elif self._told is None:
                     self._told = number
+                    os.write(self._held, b"!")  # servers that are told as well serve on
                     told_at = time.monotonic()
                     deadline = told_at + INTERRUPT_SECONDS
                     for task in running:
@@ -289,13 +308,19 @@ class _Launcher:
             if task.restarts_left > 0 and self._told is None:
                 task.restarts_left -= 1
                 self.say(f"{how}; starting it again, {task.restarts_left} restarts left")
-                self._start(task)
-            else:
+                try:
+                    self._start(task)
+                    continue
+                except OSError as error:  # no memory for a process, or no file
+                    how = f"{task.name} could not be started again: {error}"
+            # The chief finds out by itself, if later, where the disk is full.
+            with contextlib.suppress(OSError):
                 self._ended.write(f"{task.address}\n".encode())
-                self.say(how)
+            self.say(how)
 
     def _end(self) -> None:
         """Ends what still runs, first kindly."""
+        os.close(self._held)
         tasks = [*self._scripts, *self._servers]
         running = [t for t in tasks if t.process is not None]
         for task in running:
@@ -319,39 +344,6 @@ def _process(task: _Task) -> subprocess.Popen[bytes]:
     return task.process
 
 
-def _pipes(prefix: bytes, is_script: bool) -> tuple[int | None, int | None]:
-    """What `subprocess.Popen` makes of a process's output and its errors; None: it has ours.
-
-    The first script has a terminal itself. What is no terminal is written here alone, so that
-    lines of several processes do not mix.
-    """
-    if not is_script:
-        return subprocess.PIPE, subprocess.STDOUT
-    if prefix:
-        return subprocess.PIPE, subprocess.PIPE
-    out, error = (None if _is_terminal(s) else subprocess.PIPE for s in (sys.stdout, sys.stderr))
-    if out is not None and error is not None and _same_file(sys.stdout, sys.stderr):
-        error = subprocess.STDOUT  # in the order in which it comes
-    return out, error
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Or nothing at all."""
-    return stream is None or stream.closed or stream.isatty()
-
-
-def _same_file(one: TextIO, other: TextIO) -> bool:
-    try:
-        return os.path.sameopenfile(one.fileno(), other.fileno())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _terminal_input() -> bool:
-    """A process in the background that reads from the terminal would be stopped."""
-    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
-
-
 @contextlib.contextmanager
 def _wakeups() -> Iterator[tuple[int, Collection[int]]]:
     """A file descriptor that tells which signals came, one byte each, to wait on with `select`.
@@ -365,7 +357,7 @@ def _wakeups() -> Iterator[tuple[int, Collection[int]]]:
     os.set_blocking(read, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ignored = {n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _is_ignored(n)}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_OF_THE_SCRIPT):
         if number not in ignored or number == signal.SIGINT:
             signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

@@ -21,9 +21,10 @@ import numpy as np
 
 from tf_dsgd import _tf_server, _version
 from tf_dsgd.resuming import PARENT_FD, THREADS
-from tf_dsgd.transport import cluster_spec, listening
+from tf_dsgd.transport import channels, cluster_spec, listening
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TOLD_MS = 1000.0  # until the launcher, which was told at the same time, has said so
 
 
 def serve(which: cluster_spec.Tasks) -> NoReturn:
@@ -72,6 +73,9 @@ def _exit_now(server: Any) -> NoReturn:
 class _Signals:
     """Waits for SIGINT, SIGTERM or the end of the launcher, whatever other threads do.
 
+    A launcher that was told to end says so by a byte in its pipe, and lets its script save. Who
+    told it may have told this process, too, as Slurm tells all of a job: its end counts then.
+
     The handler itself would run only when the main thread runs Python code; the wake-up pipe ends a
     `select` at once.
     """
@@ -95,18 +99,25 @@ class _Signals:
         os.close(self._write)
 
     def wait(self) -> None:
-        ends = [self._read]
-        if os.environ.get(PARENT_FD):
-            ends.append(int(os.environ[PARENT_FD]))
+        parent = int(os.environ.get(PARENT_FD) or -1)
+        ends, launcher = select.poll(), select.poll()
+        ends.register(self._read, select.POLLIN)
+        if parent >= 0:
+            ends.register(parent, 0)  # its end alone
+            launcher.register(parent, select.POLLIN)
         while True:
-            ready, _, _ = select.select(ends, [], [])
-            if ready != [self._read] or set(os.read(self._read, 64)) & set(_SIGNALS):
+            if dict(ends.poll()).keys() != {self._read}:
+                return
+            if not set(os.read(self._read, 64)) & set(_SIGNALS):
+                continue
+            if parent < 0 or not launcher.poll(TOLD_MS):
                 return
 
 
 def _start(which: cluster_spec.Tasks) -> Any:
     """The running server, which answers with its version."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
+    channels.directly()
     if which.task_type == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import Algorithm
+from tf_dsgd.algorithms.sandblaster import AddUp
 from tf_dsgd.checks import called, entries, positive_int
 from tf_dsgd.cluster import SimulatedCluster
 from tf_dsgd.engine.ledger import Ledger
@@ -55,6 +56,22 @@ class Simulation:
     ledger: Ledger
 
 
+def refuse_unplayed(algorithm: Algorithm) -> None:
+    """Of an algorithm that does more than shards do when they take a message."""
+    what = None
+    if algorithm.between_peers is not None:
+        what = "whose workers send to one another"
+    elif algorithm.local.shares_weights:
+        what = "whose workers have no copies of the weights (Hogwild!)"
+    elif isinstance(algorithm.server, AddUp):
+        what = "whose weights a coordinator changes (Sandblaster)"
+    if what is not None:
+        raise ValueError(
+            f"This plays what shards do with messages, and cannot play an algorithm {what}. Train "
+            "it on a tf_dsgd.SimulatedCluster."
+        )
+
+
 @called()
 def simulate(
     rule: Algorithm | DistributedStrategy,
@@ -81,7 +98,8 @@ def simulate(
 
     Args:
         rule: an `Algorithm`, or a strategy, of which the algorithm is taken; a strategy's cluster,
-            model and state play no part.
+            model and state play no part, nor do `outer_optimizer` and `sparse="lazy"`. Not of
+            peers, Hogwild! or Sandblaster: train these on a `SimulatedCluster`.
         optimizer: the compiled Keras optimizer, or its name; a copy in its first state is used.
         weights: the first values, a list of floating-point arrays; float64 becomes
             `keras.config.floatx()`.
@@ -96,7 +114,8 @@ def simulate(
         A `Simulation`.
 
     Raises:
-        ValueError: naming the event that is not as described.
+        ValueError: naming the event that is not as described; or if the rule is one of peers, one
+            without copies of the weights, or a batch method.
 
     Example: two workers fetch version 0; the second push is one update stale.
 
@@ -117,6 +136,7 @@ def simulate(
             "rule must be a tf_dsgd.algorithm.Algorithm, or a strategy to take it from. "
             f"Received: {rule!r}."
         )
+    refuse_unplayed(algorithm)
     given = entries("weights", weights, "a list of arrays")
     values = [_floats(f"weights[{i}]", w) for i, w in enumerate(given)]
     if not values:

@@ -38,6 +38,7 @@ from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import WORKER, Store
 from tf_dsgd.engine.work import Source
 from tf_dsgd.membership.task import Task
+from tf_dsgd.simulation.simulate import refuse_unplayed
 from tf_dsgd.simulation.stacks import Stack
 from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
@@ -202,6 +203,7 @@ class Study:
                 "x and y must have as many examples, and at least batch_size of them. "
                 f"Received: {examples[0]} and {examples[1]}, batch_size={batch_size}."
             )
+        refuse_unplayed(algorithm)
         self.strategy = _StackedStrategy(algorithm, num_workers)
         self._batch_size = batch_size
         self._data = (tf.constant(x), tf.constant(y))

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
+import ipaddress
 import itertools
 import json
 import os
@@ -75,18 +76,30 @@ def work(cluster: Cluster) -> Callable[[Iterator[Any]], Iterator[bytes]]:
             Folder(cluster, attempt) as folder,
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held,
         ):
-            here = context.getTaskInfos()[context.partitionId()].address.rsplit(":", 1)[0]
+            named = context.getTaskInfos()[context.partitionId()].address.rsplit(":", 1)[0]
             # Bound and not listening: nobody else gets the port, and the server may take it.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("", 0))
             mine = {
-                "address": f"{socket.gethostbyname(here)}:{held.getsockname()[1]}",
+                "address": f"{_own_address(cluster.driver, named)}:{held.getsockname()[1]}",
                 "places": write(records, cluster.datasets, folder),
             }
             all_of_them = meet(cluster, attempt, context.partitionId(), mine)
             yield from run_process(cluster, context, attempt, all_of_them, folder)
 
     return run
+
+
+def _own_address(driver: tuple[str, int], named: str) -> str:
+    """The address of this machine that others reach: the one from which it reaches the driver.
+
+    What a machine's own name leads to may be a loopback address, as on Debian. Where the driver is
+    at one, all are on one machine.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect(driver)  # sends nothing
+        own = str(asked.getsockname()[0])
+    return socket.gethostbyname(named) if ipaddress.ip_address(own).is_loopback else own
 
 
 class Ended(RuntimeError):

@@ -36,7 +36,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_dsgd.transport import cluster_spec, listening
+from tf_dsgd.transport import channels, cluster_spec, listening
 
 _LOOK_SECONDS = 0.5  # so often a wait looks whether what it waits for may still come
 
@@ -49,6 +49,7 @@ class Sessions:
         self._config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         self._cluster = cluster
         os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
+        channels.directly()
         cluster_spec.check_port(cluster)
         self._server = tf.distribute.Server(
             cluster.cluster_spec(), job_name=job, task_index=index, config=self._config

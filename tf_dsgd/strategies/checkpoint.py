@@ -165,7 +165,12 @@ class Checkpoint:
     def _on_shards(self, name: str, variable: Any) -> np.ndarray:
         if variable.shape.rank:
             return variable.primary.numpy()
-        return np.stack([variable.at_rest_on(s).numpy() for s in range(len(self._engine.shards))])
+        # A scalar weight's slot is where the weight is; other shards' copies of it are not changed.
+        shards = range(len(self._engine.shards))
+        of_weight = variable.beside is not None
+        return np.stack(
+            [variable.at_rest_on(variable.shard if of_weight else s).numpy() for s in shards]
+        )
 
     def _shards_that_run(self) -> dict[str, np.ndarray]:
         """Which shards hold weights, and which slots of each optimizer.

@@ -244,9 +244,17 @@ class ReplicaVariable(_tf.BaseResourceVariable):
             return self._restored
         if not (self.owned_by_workers or self.kept_by_workers):
             return None
-        lost = self.primary.numpy()  # what a worker that is not there will begin with
-        found = self.copies.read()
-        return np.stack([found.get(m, lost) for m in range(self.distribute_strategy.num_workers)])
+        found, first = self.copies.read(), self.primary.numpy()
+        incarnations = self.distribute_strategy.engine.store.incarnations
+
+        def of(m: int) -> np.ndarray:
+            if m in found:
+                return found[m]
+            # One that is not there: as it will begin when it comes back.
+            after = incarnations[m] + 1
+            return _initial(first, self.kind, self.owned_by_workers, m, after)
+
+        return np.stack([of(m) for m in range(self.distribute_strategy.num_workers)])
 
     def each_at_rest(self) -> tuple[tf.Tensor, ...]:
         """Of `OWN`: what each worker has, or will begin with; a drain comes first."""

@@ -76,9 +76,9 @@ def _address(address: Any, where: str) -> str:
         raise wrong(f"whose host {json.dumps(host)} is not a host name or IP address.")
     if set(host) <= set("[]:.0"):
         raise wrong("which stands for all of a machine's addresses: others cannot find it.")
-    if not (port.isascii() and port.isdigit()) or not 0 < int(port[:9]) < 1 << 16:
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port.lstrip("0")[:9] or 0) < 1 << 16:
         raise wrong(f"whose port {json.dumps(port)} is not a number from 1 to 65535.")
-    return f"{host}:{int(port)}"
+    return f"{host}:{port.lstrip('0')}"
 
 
 def _is_host(host: str) -> bool:

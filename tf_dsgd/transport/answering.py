@@ -77,7 +77,7 @@ class Server:
     @property
     def address(self) -> tuple[str, int]:
         """Where tasks find it."""
-        return self._host, self._server.server_address[1]
+        return self._host.strip("[]"), self._server.server_address[1]
 
     def __enter__(self) -> Server:
         self._server = _listen(self._bind, self._strangers.add, self._handle)

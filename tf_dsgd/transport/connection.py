@@ -50,7 +50,7 @@ class Connection(Asked):
         silent_seconds: float,
     ):
         super().__init__(cluster, Liveness(silent_seconds))
-        self._silent = silent_seconds
+        self.silent_seconds = silent_seconds
         self.shards_on_workers = not (cluster.ps or cluster.between_workers)
         self.host_device = _HOST
         if cluster.chief is not None:
@@ -160,7 +160,7 @@ class Connection(Asked):
 
     def silence(self, addresses: Iterable[str]) -> set[str]:
         """Ends calls to those of the addresses that do not answer for some seconds; gives them."""
-        seconds = min(deadlines.ANSWER_SECONDS, self._silent)
+        seconds = min(deadlines.ANSWER_SECONDS, self.silent_seconds)
         silent = probing.not_answering(addresses, seconds)
         for address in sorted(self.liveness.condemn(silent)):
             say(f"{self.name_at(address)} has not answered for {seconds:g} s")
@@ -285,7 +285,7 @@ class Connection(Asked):
         )
         changing = Aside(change, "tf_dsgd changes the cluster")
         self._left_out |= self.with_partners(peer.address for peer in absent)
-        limit = time.monotonic() + deadlines.CALL_EVERY_SECONDS + self._silent
+        limit = time.monotonic() + deadlines.CALL_EVERY_SECONDS + self.silent_seconds
         while not changing.wait(deadlines.CALL_SECONDS):
             self._left_out |= self.silence(self.tasks.workers.values())
             if time.monotonic() > limit:  # one is there, and answers no calls
@@ -411,6 +411,12 @@ def connect(
             "This process is connected to the same tasks for a strategy with weights elsewhere: "
             "workers that send to one another are connected for that alone. Start a new process "
             f"for each. Connected: {_connection.tasks.jobs}."
+        )
+    elif _connection.silent_seconds != silent_seconds:
+        say(
+            "This process is connected to these tasks with worker_timeout_seconds="
+            f"{_connection.silent_seconds:g}, after which one that does not answer counts as lost. "
+            f"That stays, as gRPC takes it once. Received: {silent_seconds:g}."
         )
     return _connection
 
