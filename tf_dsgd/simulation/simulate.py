@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_dsgd.algorithm import Algorithm
-from tf_dsgd.algorithms.sandblaster import AddUp
+from tf_dsgd.algorithms.played import check_played
 from tf_dsgd.checks import called, entries, positive_int
 from tf_dsgd.cluster import SimulatedCluster
 from tf_dsgd.engine.ledger import Ledger
@@ -54,22 +54,6 @@ class Simulation:
     versions: list[int]
     staleness: list[int | None]
     ledger: Ledger
-
-
-def refuse_unplayed(algorithm: Algorithm) -> None:
-    """Of an algorithm that does more than shards do when they take a message."""
-    what = None
-    if algorithm.between_peers is not None:
-        what = "whose workers send to one another"
-    elif algorithm.local.shares_weights:
-        what = "whose workers have no copies of the weights (Hogwild!)"
-    elif isinstance(algorithm.server, AddUp):
-        what = "whose weights a coordinator changes (Sandblaster)"
-    if what is not None:
-        raise ValueError(
-            f"This plays what shards do with messages, and cannot play an algorithm {what}. Train "
-            "it on a tf_dsgd.SimulatedCluster."
-        )
 
 
 @called()
@@ -136,7 +120,7 @@ def simulate(
             "rule must be a tf_dsgd.algorithm.Algorithm, or a strategy to take it from. "
             f"Received: {rule!r}."
         )
-    refuse_unplayed(algorithm)
+    check_played(algorithm)
     given = entries("weights", weights, "a list of arrays")
     values = [_floats(f"weights[{i}]", w) for i, w in enumerate(given)]
     if not values:

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, ExchangeRule
+from tf_dsgd.algorithms.played import check_played
 from tf_dsgd.checks import positive_int, truth
 from tf_dsgd.cluster import Cluster, SimulatedCluster
 from tf_dsgd.engine.base import Engine, nothing_to_explain
@@ -38,7 +39,6 @@ from tf_dsgd.engine.snapshot import Snapshot
 from tf_dsgd.engine.state import WORKER, Store
 from tf_dsgd.engine.work import Source
 from tf_dsgd.membership.task import Task
-from tf_dsgd.simulation.simulate import refuse_unplayed
 from tf_dsgd.simulation.stacks import Stack
 from tf_dsgd.strategies.base import DistributedStrategy
 from tf_dsgd.strategies.variable import Kind, ReplicaVariable
@@ -203,7 +203,7 @@ class Study:
                 "x and y must have as many examples, and at least batch_size of them. "
                 f"Received: {examples[0]} and {examples[1]}, batch_size={batch_size}."
             )
-        refuse_unplayed(algorithm)
+        check_played(algorithm)
         self.strategy = _StackedStrategy(algorithm, num_workers)
         self._batch_size = batch_size
         self._data = (tf.constant(x), tf.constant(y))
