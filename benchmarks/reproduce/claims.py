@@ -319,7 +319,7 @@ def _delay_compensation() -> list[Claim]:
     alone = c(1, "SGD")
     lambdas = {
         "DC-ASGD-c": (0.1, 1.0, 10.0, 100.0, 1000.0),
-        "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0),
+        "DC-ASGD-a": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
     }
     names = {"DC-ASGD-c": "constant", "DC-ASGD-a": "adaptive"}
     return [

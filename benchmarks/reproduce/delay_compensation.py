@@ -7,8 +7,8 @@ an error of 9.27 %, sequential SGD at 8.65, DC-ASGD with an adaptive lambda at 8
 32-64-10 (relu) learns what a random network says (teacher.py), mini-batches of 32; the rate falls
 to a tenth at half and at three quarters of the updates, as the paper's falls twice. Simulated
 workers of one mean speed, whose mini-batches take an exponentially distributed time. Lambda is
-chosen with the rate, by the other seeds: five of it and seven rates; SGD has five times as many
-rates, five to an octave, and so have the "fine" ones, for a lambda that is given.
+chosen with the rate, by the other seeds: five or six of it and seven rates at first; SGD begins
+with 35 rates, five to an octave, and so do the "fine" ones, for a lambda that is given.
 """
 
 import driver  # isort: skip (finds the package)
@@ -22,7 +22,10 @@ import tf_dsgd
 BATCH = 32
 DECAY = 0.95  # of the mean square
 FINE = ", fine"
-LAMBDAS = {"DC-ASGD-c": (0.1, 1.0, 10.0, 100.0, 1000.0), "DC-ASGD-a": (0.3, 1.0, 3.0, 10.0, 30.0)}
+LAMBDAS = {
+    "DC-ASGD-c": (0.1, 1.0, 10.0, 100.0, 1000.0),
+    "DC-ASGD-a": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+}
 
 
 def run(condition, seeds, rates, options) -> dict:
