@@ -42,7 +42,10 @@ _CAUSE = re.compile(
     rb"exception"
 )
 # The launcher stops a script by these; whoever passes on its last words ends after it.
-_OUTLIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_OUTLIVED = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 _sifts = False  # this process's lines
 _ours: TextIO | None = None  # `sys.stderr`, past the sieve
 

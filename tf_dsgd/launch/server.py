@@ -25,6 +25,7 @@ from tf_dsgd.transport import channels, cluster_spec, listening
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD_MS = 1000.0  # until the launcher, which was told at the same time, has said so
+LOOK_MS = 500.0  # whether a launcher that has said so has ended: macOS waits for nothing less
 
 
 def serve(which: cluster_spec.Tasks) -> NoReturn:
@@ -88,6 +89,8 @@ class _Signals:
         os.set_blocking(self._write, False)
         for number in _SIGNALS:
             self._former[number] = signal.signal(number, lambda *_: None)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # for the script
+            self._former[number] = signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
@@ -103,14 +106,20 @@ class _Signals:
         ends, launcher = select.poll(), select.poll()
         ends.register(self._read, select.POLLIN)
         if parent >= 0:
-            ends.register(parent, 0)  # its end alone
+            ends.register(parent, select.POLLIN)
             launcher.register(parent, select.POLLIN)
+        told = False  # the launcher was: there is something in the pipe, until it ends
         while True:
-            if dict(ends.poll()).keys() != {self._read}:
+            found = dict(ends.poll(LOOK_MS if told else None))
+            said = dict(launcher.poll(0)).get(parent, 0)
+            if said & ~select.POLLIN:
                 return
-            if not set(os.read(self._read, 64)) & set(_SIGNALS):
+            if said and not told:
+                told = True
+                ends.unregister(parent)
+            if self._read not in found or not set(os.read(self._read, 64)) & set(_SIGNALS):
                 continue
-            if parent < 0 or not launcher.poll(TOLD_MS):
+            if not (told or (parent >= 0 and launcher.poll(TOLD_MS))):
                 return
 
 

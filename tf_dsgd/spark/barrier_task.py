@@ -96,10 +96,12 @@ def _own_address(driver: tuple[str, int], named: str) -> str:
     What a machine's own name leads to may be a loopback address, as on Debian. Where the driver is
     at one, all are on one machine.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
         asked.connect(driver)  # sends nothing
         own = str(asked.getsockname()[0])
-    return socket.gethostbyname(named) if ipaddress.ip_address(own).is_loopback else own
+        if not ipaddress.ip_address(own).is_loopback:
+            return own
+    return socket.gethostbyname(named)
 
 
 class Ended(RuntimeError):

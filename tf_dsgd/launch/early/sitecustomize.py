@@ -1,4 +1,4 @@
-"""SIGTERM is Ctrl-C to a launcher's script, and within an import ends it without a traceback.
+"""Ctrl-C within an import ends a launcher's script without a traceback.
 
 A script's first seconds go into importing TensorFlow, before `tf_dsgd` can do anything. So the
 launcher puts this folder in front of PYTHONPATH: Python imports `sitecustomize` before it runs a
@@ -11,10 +11,9 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
-import signal
 import sys
 import traceback
-from types import FrameType, TracebackType
+from types import TracebackType
 
 
 def install() -> None:
@@ -26,28 +25,6 @@ def install() -> None:
 
     hook.of_tf_dsgd = True  # type: ignore[attr-defined]
     sys.excepthook = hook
-
-
-def end_as_by_ctrl_c() -> None:
-    """SIGTERM interrupts the script, which can then save; unless it handles the signal itself.
-
-    Once: who ends all processes of a job, as Slurm does, tells the launcher, too, which tells the
-    script again.
-    """
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-    script, told = os.getpid(), False
-
-    def handle(number: int, _: FrameType | None) -> None:
-        nonlocal told
-        if os.getpid() != script:  # one that was forked ends as it would
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        elif not told:
-            told = True
-            signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def within_an_import(where: TracebackType | None) -> bool:
@@ -85,4 +62,3 @@ if __name__ == "sitecustomize":
     if sys.excepthook is sys.__excepthook__:
         install()
     run_the_next()
-    end_as_by_ctrl_c()
