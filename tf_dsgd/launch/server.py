@@ -55,10 +55,9 @@ def serve(which: cluster_spec.Tasks) -> NoReturn:
     _threads(), listening.everywhere()  # whether they are right
     number = max(which.jobs[which.task_type]) + 1  # tasks before the last may be left out
     place = which.me.replace(" at ", f" of {number} at ")
-    print(
-        f"tf_dsgd {_version.__version__}: {place} (pid {os.getpid()})", file=sys.stderr, flush=True
-    )
     with _Signals() as told_to_end:
+        said = f"tf_dsgd {_version.__version__}: {place} (pid {os.getpid()})"
+        print(said, file=sys.stderr, flush=True)
         server = _start(which)
         told_to_end.wait()
         _exit_now(server)
