@@ -1,6 +1,7 @@
 """GPU memory: which of TensorFlow's calls are made, by stand-ins, and real runs on a GPU."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -196,3 +197,21 @@ def test_two_workers_share_the_gpus(strategy):
     process = helpers.python(script, timeout=100)
     assert process.returncode == 0, process.stderr
     assert "DONE" in process.stdout
+
+
+def test_growth_after_a_limit_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["a GPU"])
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: ["of 100 MiB"])
+    monkeypatch.setattr("tf_dsgd._tf.devices_initialised", lambda: False)
+    with pytest.raises(RuntimeError, match=r"limit of GPU memory.* Leave this call out"):
+        tf_dsgd.gpu.configure_memory()
+
+
+def test_gpus_that_are_hidden_are_no_workers(monkeypatch):
+    here = tf_dsgd.LocalCluster()._count()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: ["a GPU"] * (here + 1))
+    assert tf_dsgd.LocalCluster(1)._count() == 1
+    assert tf_dsgd.LocalCluster()._count() == here + 1
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind=None: [])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert tf_dsgd.LocalCluster()._count() == cores

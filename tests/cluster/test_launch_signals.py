@@ -124,8 +124,16 @@ class _FullDisk:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_full_disk_or_no_memory_for_a_process_ends_nothing(monkeypatch, capsys, restarts):
+@pytest.mark.parametrize(
+    ("restarts", "missing"),
+    [
+        (0, None),
+        (1, OSError(errno.ENOMEM, "Cannot allocate memory")),
+        (1, RuntimeError("can't start new thread")),
+    ],
+    ids=["a full disk", "no memory", "no thread"],
+)
+def test_what_a_machine_has_no_room_for_ends_nothing(monkeypatch, capsys, restarts, missing):
     script, server = (
         launch._Task(name, ["-c", ""], {"TF_CONFIG": text}, restarts)
         for name, text in (
@@ -140,8 +148,15 @@ def test_a_full_disk_or_no_memory_for_a_process_ends_nothing(monkeypatch, capsys
     server.process = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
     server.process.wait(20.0)
 
-    def none(_):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    started = []
+
+    def none(task):
+        if isinstance(missing, RuntimeError):  # its output's reader cannot be started
+            task.process = subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(100)"], process_group=0
+            )
+            started.append(task.process)
+        raise missing
 
     with launcher._backup, launcher._ended:
         monkeypatch.setattr(launcher, "_start", none)
@@ -153,6 +168,21 @@ def test_a_full_disk_or_no_memory_for_a_process_ends_nothing(monkeypatch, capsys
     assert ("could not be started again" in said.out + said.err) == bool(restarts)
     assert "exited with code 3" in said.out + said.err
     assert server.process is None
+    assert all(process.returncode == -signal.SIGKILL for process in started)
+
+
+def test_the_launcher_does_not_need_a_thread_to_go_on(monkeypatch, capsys):
+    launcher = launch._Launcher([], [], False)
+
+    def none(_):
+        raise RuntimeError("can't start new thread")
+
+    with launcher._backup, launcher._ended:
+        monkeypatch.setattr(launch.threading.Thread, "start", none)
+        launcher.say("a line")
+    os.close(launcher._held)
+    os.close(launcher._lifeline)
+    assert "a line" not in capsys.readouterr().err
 
 
 def test_signals_that_a_system_does_not_tell(monkeypatch):

@@ -102,14 +102,19 @@ class _Task:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
+    def kill(self) -> None:
+        """Ends what was started of it."""
+        self.send(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait()
+        self.process = None
+
     def tell_to_end(self, number: int) -> None:
         """As Ctrl-C does, which a script can catch to save; if it catches the signal, by that.
 
         Python ends at once by SIGTERM or SIGHUP where a script does not catch it.
         """
-        young = time.monotonic() - self.started < _BOOT_SECONDS
-        catching = self.process and not young and catches(self.process.pid, number)
-        self.send(number if catching else signal.SIGINT)
+        self.send(number if self.process and catches(self.process.pid, number) else signal.SIGINT)
 
     def pass_on(self, number: int) -> None:
         """A signal that says what a script wants it to: to the process alone, if it catches it."""
@@ -163,8 +168,9 @@ class _Launcher:
         # Aside: who reads this may have stopped, and processes must be ended all the same.
         arguments = self._errors, b"[launch] ", line
         saying = threading.Thread(target=self._write, args=arguments, daemon=True)
-        saying.start()
-        saying.join(SAY_SECONDS)
+        with contextlib.suppress(RuntimeError):  # there is no room for a thread
+            saying.start()
+            saying.join(SAY_SECONDS)
 
     def _start(self, task: _Task) -> None:
         is_script, is_first = task in self._scripts, task is self._scripts[0]
@@ -311,8 +317,9 @@ class _Launcher:
                 try:
                     self._start(task)
                     continue
-                except OSError as error:  # no memory for a process, or no file
+                except (OSError, RuntimeError) as error:  # no process, thread or file is to be had
                     how = f"{task.name} could not be started again: {error}"
+                    task.kill()
             # The chief finds out by itself, if later, where the disk is full.
             with contextlib.suppress(OSError):
                 self._ended.write(f"{task.address}\n".encode())
