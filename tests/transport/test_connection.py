@@ -116,12 +116,15 @@ def test_pings_of_channels(monkeypatch):
         "grpc.min_reconnect_backoff_ms": "2000",
         "grpc.max_reconnect_backoff_ms": "2000",
         "grpc.http2.max_pings_without_data": "1",
+        "grpc.enable_http_proxy": "0",
     }
     channels.configure(1.0)  # TensorFlow reads it once
     assert "grpc.keepalive_time_ms=1000," in os.environ["TF_GRPC_DEFAULT_OPTIONS"]
     monkeypatch.delenv("TF_GRPC_DEFAULT_OPTIONS")
     channels.configure(9e8)
-    for option in os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(","):
+    *numbers, direct = os.environ["TF_GRPC_DEFAULT_OPTIONS"].split(",")
+    assert direct == "grpc.enable_http_proxy=0"
+    for option in numbers:
         assert 1 <= int(option.split("=")[1]) < 2**31
 
 
@@ -164,7 +167,7 @@ def told(connection, monkeypatch):
     happened = []
     connection._left_out, connection.changes = set(), 0
     connection._check_version = lambda *arguments: None
-    connection.failure, connection._silent = None, 60.0
+    connection.failure, connection.silent_seconds = None, 60.0
 
     def change(job, joining, absent):
         happened.append((set(joining), set(absent)))
@@ -248,7 +251,7 @@ def test_one_that_is_there_and_answers_no_calls_does_not_join_for_ever(
     monkeypatch.setattr(names, "close_connections", lambda address: closed.set())
     monkeypatch.setattr(deadlines, "CALL_EVERY_SECONDS", 0.02)
     monkeypatch.setattr(deadlines, "CALL_SECONDS", 0.01)
-    connection._silent = 0.02
+    connection.silent_seconds = 0.02
     with pytest.raises(tf.errors.UnavailableError, match="Connection refused"):
         Connection._add(connection, connection.groups[1])
     assert closed.is_set()
