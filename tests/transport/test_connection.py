@@ -270,7 +270,7 @@ def pairs(monkeypatch):
     made.groups = [Group([Peer(i, jobs["worker"][i]) for i in g]) for g in made.tasks.groups]
     for group in made.groups:
         group.enter()
-    made.liveness, made._silent = Liveness(60.0), 60.0
+    made.liveness, made.silent_seconds = Liveness(60.0), 60.0
     made._left_out, made.changes = set(), 0
     made.same, made.told, made.closed, made.mute = {0, 1, 2, 3}, [], [], set()
 
