@@ -48,6 +48,11 @@ def cast(value: Gradient, dtype: Any) -> Gradient:
     return tf.cast(value, dtype)
 
 
+def is_number(dtype: tf.DType) -> bool:
+    """Whether values of this type can be added."""
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
 def type_of_sums(dtype: tf.DType) -> tf.DType:
     """In which numbers of a type are added up: for floats of 16 bits float32.
 
@@ -87,6 +92,13 @@ def set_row(variable: tf.Variable, row: tf.Tensor, value: Any) -> None:
     value = tf.convert_to_tensor(value, variable.dtype)
     row = tf.cast(row, tf.int32)  # on GPUs TensorFlow writes rows of bools by no other type
     variable.scatter_update(tf.IndexedSlices(value[None], row[None]))
+
+
+def no_rows(variable: Any) -> tf.IndexedSlices:
+    """None of a variable's rows."""
+    shape = variable.shape.as_list() or [1]  # a scalar has no rows to name
+    none = tf.zeros([0, *shape[1:]], variable.dtype)
+    return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape, tf.int32))
 
 
 def merged_rows(slices: tf.IndexedSlices) -> RowsOnce:

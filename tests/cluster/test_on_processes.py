@@ -58,6 +58,7 @@ TWO_WORKERS = (
         f"tests/engine/test_bounded_staleness.py::test_on_workers_that_run_at_the_same_time{case}"
         for case in ([""] if LONG else ["[downpour-0]", "[downpour_2_3-1]", "[softsync-3]"])
     ),
+    *of("engine/test_frozen", "all_workers_have_what_was_written"),
     "tests/keras_api/test_own_variables.py::test_each_worker_has_its_own",
     "tests/keras_api/test_progress.py",
     *of("cluster/on_cluster/test_overlap", *(f"periods[periods{n}]" for n in (0, 2, 4))),
@@ -144,6 +145,7 @@ ONE_WORKER = (
         "the_local_rate_may_differ_from_the_servers",
         "reading_the_weights_drains",
     ),
+    *of("engine/test_frozen", "one_worker_is_plain_keras_whoever_writes_to_frozen_layers[False]"),
     "tests/keras_api/test_steps_of_their_own.py",
 )
 ONE_WORKER_IN_SECONDS = (

@@ -108,7 +108,7 @@ class Bundle:
         for i, (spec, part, is_rows) in enumerate(
             zip(specs, parts or none, rows or none, strict=True)
         ):
-            if _is_small(spec) or (is_rows and _are_rows(spec)):
+            if is_small(spec) or (is_rows and _are_rows(spec)):
                 found.setdefault(part, []).append((i, spec))
         several = [(part, tuple(each)) for part, each in found.items() if len(each) > 1]
         places = {i for _, each in several for i, _ in each}
@@ -136,6 +136,13 @@ class Bundle:
         return [found[i] if i in found else next(rest) for i in range(self.count)]
 
 
+def is_small(spec: Any) -> bool:
+    """Whether a tensor, or a variable, is so small that to join it costs less than a call."""
+    if not is_plain(spec.dtype) or not spec.shape.is_fully_defined():
+        return False
+    return _num_bytes(spec) <= _SMALL_BYTES
+
+
 def is_plain(dtype: tf.DType) -> bool:
     """Whether tensors of this type are so many bytes an element, and no more."""
     return dtype.is_bool or dtype.is_floating or dtype.is_integer or dtype.is_complex
@@ -156,17 +163,11 @@ def from_bytes(data: tf.Tensor, dtype: tf.DType, shape: Sequence[int]) -> tf.Ten
     return tf.bitcast(tf.reshape(data, [*shape, size] if size > 1 else shape), dtype)
 
 
-def _is_small(spec: tf.TensorSpec) -> bool:
-    if not is_plain(spec.dtype) or not spec.shape.is_fully_defined():
-        return False
-    return _num_bytes(spec) <= _SMALL_BYTES
-
-
 def _are_rows(spec: tf.TensorSpec) -> bool:
     if not is_plain(spec.dtype) or not spec.shape.rank:
         return False
     return spec.shape[0] is None and spec.shape[1:].is_fully_defined()
 
 
-def _num_bytes(spec: tf.TensorSpec) -> int:
+def _num_bytes(spec: Any) -> int:
     return int(spec.shape.num_elements()) * spec.dtype.size

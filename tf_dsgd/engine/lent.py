@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_dsgd.arithmetic import is_number
 from tf_dsgd.engine.bundles import Bundle
 from tf_dsgd.engine.state import traced
 
@@ -59,7 +60,7 @@ class Lent:
             for variable, new, now in zip(self._variables, there, self._at_home(), strict=True):
                 if _same(now, variable.known_there):
                     variable.primary.assign(new)
-                elif variable.primary.dtype.is_floating or variable.primary.dtype.is_integer:
+                elif is_number(variable.primary.dtype):
                     variable.primary.assign(new + (now - variable.known_there))
             self._know(there)
         self._are_lent = False

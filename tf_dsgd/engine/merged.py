@@ -184,6 +184,6 @@ def merged(
     if variable.dtype.is_floating and variable.averaged:
         # Workers' sums would diverge (11 workers, period 20): average instead.
         return Added(variable, base, num_workers)
-    if variable.dtype.is_floating or variable.dtype.is_integer:
+    if arithmetic.is_number(variable.dtype):
         return Added(variable, base)
     return Replaced(variable, base)

@@ -27,12 +27,13 @@ import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_order
 from tf_dsgd.algorithm import Algorithm, Codec, Message, ServerRule
-from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.arithmetic import Gradient, no_rows
 from tf_dsgd.engine import traffic
 from tf_dsgd.engine.bundles import Bundle, On, anywhere
 from tf_dsgd.engine.merged import Collected, Merged, merged
 from tf_dsgd.engine.parcels import Parcel, are_rows, parts_of
 from tf_dsgd.engine.peers import PeerParts
+from tf_dsgd.engine.read_state import ReadState
 from tf_dsgd.engine.rows import RowLog
 from tf_dsgd.engine.running import RunningMetrics
 from tf_dsgd.engine.shard import Shard
@@ -212,6 +213,14 @@ class Parts:
         """Variables, the weights aside, that a worker reads and a fetch brings."""
         _ = self.one_step, self.collection  # which show it
         return self.step.fetched_state()
+
+    @functools.cached_property
+    def _read_state(self) -> list[ReadState]:
+        """The same, by shards."""
+        if any(map(self.step.leaves, self.read_by_workers)):
+            _ = self.receiving  # which shows what an update writes
+        with tf.init_scope():
+            return [ReadState(s, self.read_by_workers, self.step, self.store) for s in self.shards]
 
     @functools.cached_property
     def _by_rows(self) -> set[int]:
@@ -411,17 +420,17 @@ class Parts:
             )
             shard.count_version(changed)
             values = [self._answer(view, name, n, i, rows.get(i)) for n, i in enumerate(mine)]
-            state = [v for v in self.read_by_workers if v.shard == shard.index]
+            state = self._read_state[shard.index]
             weights = [self.step.weights[i] for i in mine]
             statistics = [each.variable for each in self._merged_of(shard.index)]
             found = [
                 [self._codec.encode_fetched(view, n, v) for n, v in enumerate(values)],
-                [v.on_shard(shard.index).read_value() for v in state],
+                state.read(worker, name != worker),
                 [v.on_shard(shard.index).read_value() for v in statistics],
             ]
             content = [*found, shard.version.read_value()]
             flat = tf.nest.flatten(content, expand_composites=True)
-            whose = zip([weights, state, statistics], found, strict=True)
+            whose = zip([weights, state.variables, statistics], found, strict=True)
             parts = [part for pair in whose for part in parts_of(self.store, *pair)]
             bundle = shard.bundle(flat, [*parts, 0])
             self._fetched_from[shard.index] = Parcel(content, bundle)
@@ -443,7 +452,7 @@ class Parts:
     ) -> Gradient:
         """What a fetch gives of weight `i`, the shard's `n`-th."""
         if not self.step.weights[i].copied:
-            return self._no_rows(i)
+            return no_rows(self.step.weights[i])
         answer = self.step.on_shard(view.index, lambda: self._server.answer(view, worker, n))
         if answer is not None:
             return answer
@@ -452,12 +461,6 @@ class Parts:
             return primary.read_value()
         shape = tf.constant(primary.shape.as_list())
         return tf.IndexedSlices(primary.sparse_read(rows), rows, shape)
-
-    def _no_rows(self, i: int) -> tf.IndexedSlices:
-        """What a fetch gives of a weight of which workers have no copy."""
-        shape = self.step.weights[i].shape.as_list() or [1]  # a scalar has no rows to name
-        none = tf.zeros([0, *shape[1:]], self.step.weights[i].dtype)
-        return tf.IndexedSlices(none, tf.zeros([0], tf.int64), tf.constant(shape, tf.int32))
 
     def _ask(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Who fetches: the worker, who that is to the server rule, its last message's number."""
@@ -486,9 +489,7 @@ class Parts:
                 values[i] = self._codec.decode_fetched(self.worker_view, i, value)
             merges += zip(self._merged_of(shard.index), merged_here, strict=True)
             versions.append(version)
-            here = [v for v in self.read_by_workers if v.shard == shard.index]
-            for variable, value in zip(here, state, strict=True):
-                variable.on_workers().template.assign(value, read_value=False)
+            self._read_state[shard.index].take(state, self.step.on_part)
         self.step.on_worker(lambda: self.algorithm.local.fetched(self.worker_view, values))
         for each, value in merges:
             each.take(value)

@@ -479,10 +479,12 @@ class Program(Parts):
         return None if self._peers is None else self._peers.resting()
 
     def forget_rows(self, variable: Any = None) -> None:
-        """After a table was assigned from outside, or all were: workers fetch it whole."""
+        """After a table or a frozen layer was assigned from outside, or all were: fetched whole."""
         for i, log in self.row_logs.items():
             if variable is None or self.step.weights[i] is variable:
                 log.forget()
+        for state in self.__dict__.get("_read_state", ()):  # else nobody has fetched
+            state.forget(variable)
 
 
 def _here(value: Any) -> Any:

@@ -98,6 +98,9 @@ class Step(Protocol):
     def fetched_state(self) -> list[Any]:
         """Other variables that a fetch copies."""
 
+    def leaves(self, variable: Any) -> bool:
+        """Whether training leaves such a variable as it is, and it has an `.edition`."""
+
     def merged_state(self) -> list[Any]:
         """Moving statistics and counts that workers change.
 

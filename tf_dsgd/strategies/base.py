@@ -448,7 +448,7 @@ class DistributedStrategy(tf.distribute.Strategy):
     def written_outside(self, variable: ReplicaVariable) -> None:
         """Called after a variable was assigned from outside: workers have to see it."""
         for program in self.batches.programs:
-            if variable.kind is Kind.WEIGHT:
+            if variable.kind is Kind.WEIGHT or variable.may_rest:
                 program.program.forget_rows(variable)
             elif program.begins_anew_with(variable):
                 program.program.running.were_written = True

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_dsgd import _tf
 from tf_dsgd.algorithm import Algorithm, Message
 from tf_dsgd.algorithms.hogwild import AddInPlace
-from tf_dsgd.arithmetic import Gradient
+from tf_dsgd.arithmetic import Gradient, is_number
 from tf_dsgd.engine.running import Resets
 from tf_dsgd.optimizers.delay import Delay, DelayTolerantOptimizer, applying
 from tf_dsgd.strategies.capture import Application, Optimizers
@@ -198,7 +198,7 @@ class TracedStep:
         metrics = [_replica(v) for metric in self._model.metrics for v in metric.variables]
         written = self._worker.written
         fit = all(
-            id(v) in written and v.kind is Kind.METRIC and _is_number(v.dtype) for v in metrics
+            id(v) in written and v.kind is Kind.METRIC and is_number(v.dtype) for v in metrics
         )
         return metrics if fit else []
 
@@ -440,6 +440,11 @@ class TracedStep:
             and not (v.kind in _MERGED and id(v) in self._worker.written)
         ]
 
+    def leaves(self, variable: ReplicaVariable) -> bool:
+        """Whether training leaves a variable of `fetched_state` as it is."""
+        written = (trace.written for trace in [self._worker, *self._shards.values()])
+        return variable.may_rest and not any(id(variable) in each for each in written)
+
     def merged_state(self) -> list[ReplicaVariable]:
         """Moving statistics and counts that the step changes, and metrics, unless workers' own."""
         weights = {id(v) for v in self.weights}
@@ -448,10 +453,6 @@ class TracedStep:
             for v in self._worker.written.values()
             if v.kind in _MERGED and not v.owned_by_workers and id(v) not in weights
         ]
-
-
-def _is_number(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_integer)
 
 
 def _replica(variable: Any) -> ReplicaVariable:

@@ -48,6 +48,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_random
 from tf_dsgd.engine import interrupts
+from tf_dsgd.engine.bundles import is_small
 from tf_dsgd.engine.state import Replicated
 from tf_dsgd.strategies.snapshots import Snapshots
 from tf_dsgd.strategies.tracing import check_distributed, current_trace
@@ -101,6 +102,9 @@ class ReplicaVariable(_tf.BaseResourceVariable):
         self.kind = kind
         self.shard = shard
         self.averaged = kind is Kind.STATISTIC
+        large = primary.shape.rank and not is_small(primary)
+        self.may_rest = bool(large) and kind in (Kind.WEIGHT, Kind.STATISTIC)
+        """Whether, frozen, it is fetched only where it was written since."""
         self.copied = kind is not Kind.WEIGHT or not strategy.algorithm.local.shares_weights
         self.layer: Any = None
         """The BatchNormalization whose moving statistic it is."""
@@ -228,7 +232,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
 
     @functools.cached_property
     def edition(self) -> tf.Variable:
-        """Counts what functions of the caller's write to it, for those who fetch its rows."""
+        """Counts what functions of the caller's write to it, for those who fetch what is new."""
         with tf.init_scope():
             return _tf.make_variable(np.int64(0), device=self.primary.device, name="edition")
 
@@ -388,7 +392,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 return self._write_outside(method, *args, **kwargs)
         elif self.kind is Kind.CONTROL:
             self._write_on_other_shards(method, *args, **kwargs)
-        elif self.kind is Kind.WEIGHT:
+        elif self.kind is Kind.WEIGHT or self.may_rest:
             return self._write_in_function(method, *args, **kwargs)
         return getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
 
@@ -399,7 +403,7 @@ class ReplicaVariable(_tf.BaseResourceVariable):
                 getattr(self.on_shard(shard), method)(*args, **kwargs)
 
     def _write_in_function(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As above, of a weight: who sees the next edition finds what was written."""
+        """As above: who sees the next edition finds what was written."""
         result = getattr(_tf.BaseResourceVariable, method)(self, *args, **kwargs)
         written = result if isinstance(result, tf.Operation) else result.op
         with tf.control_dependencies([written]):
