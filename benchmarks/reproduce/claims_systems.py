@@ -76,7 +76,7 @@ def _strom() -> list[Claim]:
             "strom",
             "a hundred times fewer bytes, and more, cost no accuracy",
             "Strom, 2015",
-            "an error at most half a point higher at equal steps; here 88 and 487 times fewer",
+            "an error at most half a point higher at equal steps",
             tuple(as_accurate(f"Threshold {tau}") for tau in ("0.016", "0.064")),
         ),
         Claim(

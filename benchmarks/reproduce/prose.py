@@ -5,6 +5,7 @@ Between `<!--figure: NAME-->` and `<!--end-->` stands what a name of these says:
     difference STUDY: CONDITION less CONDITION    +1.04 (+0.75 to +1.33)
     points STUDY: CONDITION less CONDITION        1.0 (0.7 to 1.3): no plus, and a digit less
     ratio STUDY: CONDITION by CONDITION           1.47 (1.36 to 1.57)
+    times STUDY: CONDITION by CONDITION           147: a whole number, without an interval
     value STUDY: CONDITION                        a mean over seeds
     rate STUDY: CONDITION                         the one that all seeds together choose
     sure STUDY: CLAIM                             3 of 8: comparisons that came out as expected
@@ -34,6 +35,7 @@ _FORMS = {
     "difference": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?){_AT}",
     "points": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?){_AT}",
     "ratio": rf"{_MEASURED}: (?P<a>.+?) by (?P<b>.+?){_AT}",
+    "times": rf"{_MEASURED}: (?P<a>.+?) by (?P<b>.+?){_AT}",
     "value": rf"{_MEASURED}: (?P<a>.+?){_AT}",
     "rate": rf"{_STUDY}: (?P<a>.+?)",
     "sure": rf"{_STUDY}: (?P<claim>.+?)",
@@ -127,11 +129,13 @@ def figure(name: str) -> str:
         results = at_rate(results, 2.0 ** int(parts["exponent"]))
     like = pages.claims_about(study)[0]
     cell = evidence.Cell("", a, b, "<", measure, by_rank=like.cells[0].by_rank)
-    outcome = evidence.compared(results, dataclasses.replace(cell, ratio=kind == "ratio"))
+    outcome = evidence.compared(results, dataclasses.replace(cell, ratio=kind in ("ratio", "times")))
     if outcome is None:
         raise ValueError(f"No seed has run all of {name!r}.")
     if kind == "milliseconds":
         return plain(outcome, 1, int(parts["parts"]) / 1e3)
+    if kind == "times":
+        return f"{math.exp(outcome.mean):.0f}"
     digits = like.digits
     if kind == "value":
         return f"{outcome.mean:.{digits}f}"
