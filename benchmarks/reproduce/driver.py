@@ -10,6 +10,7 @@ of theirs.
     python benchmarks/reproduce/NAME.py                # all that is missing, into results/NAME.json
     python benchmarks/reproduce/NAME.py --seeds 16     # as well as what is there already
     python benchmarks/reproduce/NAME.py --quick        # a small one, into no file
+    python benchmarks/reproduce/NAME.py --rerun 5      # five of the runs again, beside the file's
     python benchmarks/figures.py --plots               # tables and plots of the pages
 """
 
@@ -21,6 +22,7 @@ import datetime
 import inspect
 import json
 import math
+import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -119,7 +121,7 @@ class Record:
         """One call's runs; to the file at once."""
         for i, rate in enumerate(rates):
             for j, seed in enumerate(seeds):
-                of_run = {name: float(f"{v[i][j]:.6g}") for name, v in values.items()}
+                of_run = {name: digits(v[i][j]) for name, v in values.items()}
                 run = {"condition": dict(condition), "seed": seed, "rate": rate, "values": of_run}
                 self.content["runs"].append(run)
                 self.has.add((evidence.key(condition), seed, rate))
@@ -272,6 +274,26 @@ class Driver:
             )
 
 
+def rerun(record: Record, number: int, only: str, options: argparse.Namespace) -> int:
+    """Makes so many of the file's runs again, any of them; says, and gives, how many differ."""
+    differing = 0
+    known = [r for r in record.content["runs"] if re.search(only, json.dumps(r["condition"]))]
+    for run in random.sample(known, min(number, len(known))):
+        condition, seed, rate = run["condition"], run["seed"], run["rate"]
+        found = record.study.run(condition, [seed], [rate], options)
+        values = {name: digits(each[0][0]) for name, each in found.items()}
+        differing += values != run["values"]
+        same = "equal" if values == run["values"] else f"{values}, and was {run['values']}"
+        print(f"{evidence.key(condition)} seed {seed}, rate {rate:g}: {same}", flush=True)
+    print(f"{differing} of {min(number, len(known))} runs differ from the file's")
+    return differing
+
+
+def digits(value: float) -> float:
+    """As many as a file has."""
+    return float(f"{value:.6g}")
+
+
 def main(study: Study, description: str, arguments: Sequence[str] | None = None) -> Record:
     """The command line that all studies share."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
@@ -279,6 +301,7 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     parser.add_argument("--quick", action="store_true", help="a small one, of two seeds")
     parser.add_argument("--only", default="", help="conditions whose JSON this expression finds")
     parser.add_argument("--results", type=Path, help="in place of results/NAME.json")
+    parser.add_argument("--rerun", type=int, help="so many of the file's runs again, and no other")
     parser.add_argument(
         "--same_program",
         action="store_true",
@@ -300,7 +323,10 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
         listed = "\n".join(f"  {json.dumps(c)}" for c in study.conditions)
         parser.error(f"--only finds no condition: {options.only!r}. There are:\n{listed}")
     path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
-    record = Record(study, sizes, path, options.same_program)
+    again = options.rerun is not None
+    record = Record(study, sizes, path, options.same_program or again)
+    if again:
+        raise SystemExit(1 if rerun(record, options.rerun, options.only, options) else 0)
     Driver(study, record, options, list(range(1, options.seeds + 1))).everything(options.only)
     print(pages.printed(record.content))
     return record

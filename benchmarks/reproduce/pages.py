@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import statistics
 import tokenize
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from claims import CLAIMS
 from evidence import Claim, Results
 
 HERE = Path(__file__).resolve().parent
+SHARED = ("seeded", "side_by_side", "teacher")
+"""Modules that studies share, of which some runs are made."""
 STUDIES = tuple(dict.fromkeys(claim.study for claim in CLAIMS))
 
 
@@ -47,10 +50,26 @@ def known(name: str) -> dict[str, Any]:
 def program(path: Path) -> str:
     """What a program says, in a few letters: without its docstrings, comments and white space.
 
-    A study's file keeps it, so that runs of an earlier version are not taken for this one's. What a
-    program imports is not in it.
+    A study's file keeps it, so that runs of an earlier version are not taken for this one's. What
+    studies share is in it, where this one imports it; the driver and the package are not.
     """
-    text = path.read_text()
+    said = "".join(_said(each.read_text()) for each in (path, *_shared(path)))
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _shared(path: Path) -> list[Path]:
+    """What it imports of `SHARED`, and what that imports."""
+    found: set[str] = set()
+    new = [path]
+    while new:
+        text = new.pop().read_text()
+        names = {n for n in SHARED if re.search(rf"^import {n}$", text, re.MULTILINE)} - found
+        found |= names
+        new += [HERE / f"{name}.py" for name in names]
+    return [HERE / f"{name}.py" for name in sorted(found)]
+
+
+def _said(text: str) -> str:
     kept = [list(line) for line in text.splitlines(keepends=True)]
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(
@@ -63,8 +82,7 @@ def program(path: Path) -> str:
         line = token.start[0] - 1
         if token.type == tokenize.COMMENT and kept[line]:
             kept[line] = kept[line][: token.start[1]]
-    said = "".join("".join("".join(line) for line in kept).split())
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    return "".join("".join("".join(line) for line in kept).split())
 
 
 def results_of(content: Mapping[str, Any]) -> Results:

@@ -129,7 +129,8 @@ def figure(name: str) -> str:
         results = at_rate(results, 2.0 ** int(parts["exponent"]))
     like = pages.claims_about(study)[0]
     cell = evidence.Cell("", a, b, "<", measure, by_rank=like.cells[0].by_rank)
-    outcome = evidence.compared(results, dataclasses.replace(cell, ratio=kind in ("ratio", "times")))
+    cell = dataclasses.replace(cell, ratio=kind in ("ratio", "times"))
+    outcome = evidence.compared(results, cell)
     if outcome is None:
         raise ValueError(f"No seed has run all of {name!r}.")
     if kind == "milliseconds":

@@ -414,6 +414,35 @@ def test_runs_of_an_earlier_program_are_neither_gone_on_with_nor_taken_for_its_o
     assert not pages.origin(content).startswith("**")
 
 
+def test_runs_are_made_again_beside_those_of_the_file(made, tmp_path, capsys):
+    make, play = made
+    play(make(-1), "--seeds", "2")
+    before = (tmp_path / "made.json").read_text()
+    for best, differing in ((-1, 0), (-0.75, 6)):
+        with pytest.raises(SystemExit) as ended:
+            play(make(best), "--rerun", "6")
+        assert ended.value.code == bool(differing)
+        assert f"{differing} of 6 runs differ" in capsys.readouterr().out
+    assert (tmp_path / "made.json").read_text() == before
+
+
+def test_a_program_is_also_what_studies_share(evidence, tmp_path, monkeypatch):
+    import pages
+
+    monkeypatch.setattr(pages, "HERE", tmp_path)
+    texts = {"study": "import seeded\n", "seeded": "import teacher\n", "teacher": "rate = 1\n"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    path = tmp_path / "study.py"
+    before = pages.program(path)
+    (tmp_path / "side_by_side.py").write_text("rate = 2\n")  # which it does not import
+    assert pages.program(path) == before
+    (tmp_path / "teacher.py").write_text("rate = 1  # a comment\n")
+    assert pages.program(path) == before
+    (tmp_path / "teacher.py").write_text("rate = 2\n")
+    assert pages.program(path) != before
+
+
 def test_a_program_is_what_it_does(evidence, tmp_path):
     import pages
 
