@@ -275,7 +275,11 @@ class Driver:
 
 
 def rerun(record: Record, number: int, only: str, options: argparse.Namespace) -> int:
-    """Makes so many of the file's runs again, any of them; says, and gives, how many differ."""
+    """Makes so many of the file's runs again, any of them; says, and gives, how many differ.
+
+    Machines with other instructions (AVX-512 beside AVX2) round otherwise, and after some thousand
+    updates a run's last digits say so.
+    """
     differing = 0
     known = [r for r in record.content["runs"] if re.search(only, json.dumps(r["condition"]))]
     for run in random.sample(known, min(number, len(known))):
