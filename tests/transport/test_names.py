@@ -64,8 +64,10 @@ def test_a_name_that_there_is_no_more_is_forgotten(service):
     assert after(service, 60.0, "node:7") == []
 
 
-def test_nobody_waits_for_a_name_that_is_known(service, monkeypatch):
-    service.places["node"] = [("10.0.0.1", 7)]
+@pytest.mark.parametrize("before", [[], [entry("10.0.0.1", 7)]])
+def test_nobody_waits_for_a_name_that_was_looked_up(service, monkeypatch, before):
+    """Also where nobody knew it, as of a task that is yet to come: training goes on meanwhile."""
+    service.places |= {"node": [place for *_, place in before]} if before else {}
     names.places("node:7")
     asked, goes_on = threading.Event(), threading.Event()
 
@@ -77,7 +79,7 @@ def test_nobody_waits_for_a_name_that_is_known(service, monkeypatch):
     monkeypatch.setattr(names, "look_up", slow)
     service.now += 60.0
     for _ in range(3):
-        assert names.places("node:7") == [entry("10.0.0.1", 7)]
+        assert names.places("node:7") == before
     assert asked.wait(60.0)
     goes_on.set()
     assert after(service, 0.0, "node:7") == [entry("10.0.0.2", 7)]

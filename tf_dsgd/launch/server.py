@@ -124,8 +124,7 @@ class _Signals:
 
 def _start(which: cluster_spec.Tasks) -> Any:
     """The running server, which answers with its version."""
-    os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
-    channels.directly()
+    channels.of_a_server()
     if which.task_type == "ps":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:

@@ -27,7 +27,6 @@ there was no room for another, which ended the process.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -48,8 +47,7 @@ class Sessions:
         job, index = str(cluster.task_type), cluster.task_index
         self._config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
         self._cluster = cluster
-        os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")  # or a lost task is waited for
-        channels.directly()
+        channels.of_a_server()
         cluster_spec.check_port(cluster)
         self._server = tf.distribute.Server(
             cluster.cluster_spec(), job_name=job, task_index=index, config=self._config

@@ -196,11 +196,8 @@ class TracedStep:
         if self._model is None or not isinstance(self._structure, dict) or self.shows_own_logs:
             return []
         metrics = [_replica(v) for metric in self._model.metrics for v in metric.variables]
-        written = self._worker.written
-        fit = all(
-            id(v) in written and v.kind is Kind.METRIC and is_number(v.dtype) for v in metrics
-        )
-        return metrics if fit else []
+        fit = (id(v) in self._worker.written and v.kind is Kind.METRIC for v in metrics)
+        return metrics if all(fit) and all(is_number(v.dtype) for v in metrics) else []
 
     def fetch_resets(self, resets: Resets) -> None:
         """Has workers fetch which reset of the metrics it is."""
@@ -442,8 +439,8 @@ class TracedStep:
 
     def leaves(self, variable: ReplicaVariable) -> bool:
         """Whether training leaves a variable of `fetched_state` as it is."""
-        written = (trace.written for trace in [self._worker, *self._shards.values()])
-        return variable.may_rest and not any(id(variable) in each for each in written)
+        traces = [self._worker, *self._shards.values()]
+        return variable.may_rest and all(id(variable) not in each.written for each in traces)
 
     def merged_state(self) -> list[ReplicaVariable]:
         """Moving statistics and counts that the step changes, and metrics, unless workers' own."""

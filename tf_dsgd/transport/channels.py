@@ -18,16 +18,19 @@ import os
 
 from tf_dsgd.membership import deadlines
 
+FAIL_FAST = "GRPC_FAIL_FAST"
+"""Whether calls to a task that cannot be reached fail, or wait for it; read at each call."""
 _OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"
 _DIRECT = "grpc.enable_http_proxy=0"
 _MOST_MS = (1 << 31) - 1
 
 
-def directly() -> None:
-    """Has calls to other tasks go to them, where http_proxy says how the web is reached.
+def of_a_server() -> None:
+    """Has a server's calls to others go to them, whatever http_proxy says, and fail at once.
 
     For channels that are made from now on, as in `configure`.
     """
+    os.environ.setdefault(FAIL_FAST, "use_caller")  # or a lost task is waited for
     os.environ.setdefault(_OPTIONS, _DIRECT)
 
 

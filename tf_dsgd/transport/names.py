@@ -1,8 +1,8 @@
 """Where a host's name leads: all of its places, and the last known while nobody tells them.
 
 Connections live on when a name service is away for a moment, as it is where it is started anew. So
-a name that cannot be looked up is still that of its last places, and nobody who asks for a task
-waits for the name service: a name is looked up again aside.
+a name that cannot be looked up is still that of its last places. Only who asks for a task first
+waits for the name service, whatever it says, or does not: a name is looked up again aside.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def look_up(host: str, port: int | None = None) -> list[Any]:
 
 
 def places(address: str) -> list[Any]:
-    """The places of "host:port", as `look_up` gives them; none if it never had any."""
+    """The places of "host:port", as `look_up` gives them; none while it never had any."""
     with _writing:
         known = _known.setdefault(address, _Name())
         if time.monotonic() < known.until or known.is_asked:
             return known.places
         known.is_asked = True
-        aside = bool(known.places)
+        aside = known.until > 0
     if not aside:
         _renew(address, known)
     else:

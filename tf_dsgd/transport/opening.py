@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_dsgd import _tf_remote
 from tf_dsgd.membership import deadlines
-from tf_dsgd.transport import listening, names, probing
+from tf_dsgd.transport import channels, listening, names, probing
 from tf_dsgd.transport.aside import Aside
 from tf_dsgd.transport.cluster_spec import Tasks
 
@@ -36,7 +36,7 @@ def connect(tasks: Tasks, workers: Set[int], seconds: float, silent_seconds: flo
         # One call of a worker at a time, done when it returns; a lost task is an error at once.
         ("TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE", "False"),
         ("TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY", "True"),
-        ("GRPC_FAIL_FAST", "use_caller"),
+        (channels.FAIL_FAST, "use_caller"),
     ):
         os.environ.setdefault(name, value)
     present = {"worker": sorted(workers), "ps": sorted(tasks.ps)}
