@@ -64,19 +64,26 @@ class Accumulator:
         Each row is named once, so that an optimizer squares the sum of a row's gradients, as it
         does with a dense gradient.
         """
-        if not self._is_sparse:
-            return tf.cast(tf.identity(self._total.read_value()), self._dtype)
-        values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
-        slices = tf.IndexedSlices(values, rows, tf.constant(self._shape))
-        return arithmetic.cast(arithmetic.merged_rows(slices), self._dtype)
+        return arithmetic.cast(self._sum(), self._dtype)
 
-    def take(self) -> Gradient:
-        """The sum, which then begins anew from zero."""
-        total = self.get()
+    def take(self, divisor: tf.Tensor | None = None) -> Gradient:
+        """The sum, or its quotient by `divisor`, 0 where that is; it then begins anew from zero.
+
+        A mean of float16 is one though the sum be none.
+        """
+        total = self._sum()
         if not self._is_sparse:
             self._total.assign(tf.zeros(tf.shape(total), self._wide), read_value=False)
-            return total
-        self._rows.assign(tf.zeros([0], tf.int64), read_value=False)
-        empty = tf.zeros([0, *self._shape[1:]], self._wide)
-        self._values.assign(empty, read_value=False)
-        return total
+        else:
+            self._rows.assign(tf.zeros([0], tf.int64), read_value=False)
+            empty = tf.zeros([0, *self._shape[1:]], self._wide)
+            self._values.assign(empty, read_value=False)
+        if divisor is not None:
+            total = arithmetic.quotient(total, divisor)
+        return arithmetic.cast(total, self._dtype)
+
+    def _sum(self) -> Gradient:
+        if not self._is_sparse:
+            return tf.identity(self._total.read_value())
+        values, rows = tf.identity(self._values.read_value()), tf.identity(self.rows)
+        return arithmetic.merged_rows(tf.IndexedSlices(values, rows, tf.constant(self._shape)))

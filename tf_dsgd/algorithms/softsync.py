@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_dsgd import algorithm, arithmetic
+from tf_dsgd import algorithm
 from tf_dsgd.accumulators import Accumulator
 from tf_dsgd.algorithms.downpour import inverse_staleness
 
@@ -62,7 +62,7 @@ class CollectGradients(algorithm.ServerRule):
             total = _factors(shard).read_value()
             _factors(shard).assign(0.0, read_value=False)
         # 0 where every factor was 0: the step is 0 then, whatever the gradient.
-        gradients = [arithmetic.quotient(each.take(), total) for each in _sums(shard)]
+        gradients = [each.take(total) for each in _sums(shard)]
         shard.optimize(gradients, 1.0 if self.scaling is None else total / count)
         _collected(shard).assign(0, read_value=False)
         return True
