@@ -21,15 +21,18 @@ core of its own. For a machine that is at rest.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import keras
 import memory
 import numpy as np
 import processor_time
 import psutil
+import runs
 import tensorflow as tf
 
 import tf_dsgd
@@ -51,7 +54,7 @@ def trained(cluster, options, value):
 
 
 def in_turn(options):
-    """Prints the processor's milliseconds of a mini-batch, without parts and with one."""
+    """Prints, and gives, the processor's milliseconds of a mini-batch, without parts and with one."""
     runs = {}
     for name, parts in (("no parts", None), ("one part", {".*": 0})):
         value = None if parts is None else tf_dsgd.ModelParallel(parts)
@@ -66,6 +69,7 @@ def in_turn(options):
     for name, found in took.items():
         each = ", ".join(f"{value:.1f}" for value in found)
         print(f"{name}: median {np.median(found):.1f} CPU ms a mini-batch ({each})")
+    return {"kind": "in turn", "cpu_ms": took}
 
 
 def tasks():
@@ -79,7 +83,7 @@ def tasks():
 
 
 def on_tasks(options):
-    """Prints, of each task, processor time of a mini-batch and memory."""
+    """Prints, and gives, of each task, processor time of a mini-batch and memory."""
     cluster = tf_dsgd.TFCluster()
     parts = cluster.devices_per_worker
     placed = {f"l{i}": i * parts // options.layers for i in range(options.layers)}
@@ -99,6 +103,7 @@ def on_tasks(options):
     size = 4 * options.layers * (options.width**2 + options.width)
     print(f"{size / 1e6:.0f} MB of weights in {parts} part(s), {options.microbatches} piece(s)")
     print(f"a mini-batch: {', '.join(f'{each:.0f}' for each, _ in found)} ms")
+    peaks = {}
     for name, pid in tasks().items():
         each = ", ".join(f"{spent[name]:.1f}" for _, spent in found)
         peak = memory.peak_of(pid)
@@ -106,11 +111,20 @@ def on_tasks(options):
             f"{name}: {each} CPU ms a mini-batch; peak {peak / 1e6:.0f} MB, of which "
             f"{(peak - first[name]) / 1e6:.0f} since it began"
         )
+        peaks[name] = (peak - first[name]) / 1e6
+    return {
+        "kind": "on tasks",
+        "parts": parts,
+        "weights_mb": size / 1e6,
+        "cpu_ms": {name: [spent[name] for _, spent in found] for name in tasks()},
+        "peak_mb": peaks,
+    }
 
 
 # -- pieces ---------------------------------------------------------------------------------------
 
 ONE = "one device"
+LAUNCH = "python -m tf_dsgd.launch"
 
 
 def laid(options, pieces):
@@ -199,7 +213,7 @@ def on_processes(options):
 
 
 def in_pieces(options, runs, end):
-    """Prints what a mini-batch took, in turn, and how much faster that is."""
+    """Prints, and gives, what a mini-batch took, in turn, and how much faster that is."""
     took = {name: [] for name in runs}
     for _ in range(options.repetitions):
         for name, run in runs.items():
@@ -221,6 +235,9 @@ def in_pieces(options, runs, end):
                 f"{ideal:.3f}"
             )
         print(f"{line}; {spread(cpu, 1)} CPU ms", flush=True)
+    ms = {str(name): [wall for wall, _ in found] for name, found in took.items()}
+    where = "two processes" if os.environ.get("TF_CONFIG") else "two devices of one process"
+    return {"kind": "pieces", "where": where, "ms": ms}
 
 
 def spread(values, digits):
@@ -238,16 +255,27 @@ def main():
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--pieces", type=lambda text: [int(part) for part in text.split(",")])
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--launched", default="", help="what the launcher was given, for --json")
+    parser.add_argument("--json", type=Path, help="what was measured is added to this file")
     options = parser.parse_args()
     if options.serve:
         serve(options)
-    elif options.pieces:
+        return
+    if options.pieces:
         where = on_processes if os.environ.get("TF_CONFIG") else on_devices
-        in_pieces(options, *where(options))
-    elif os.environ.get("TF_CONFIG"):
-        on_tasks(options)
+        found = in_pieces(options, *where(options))
     else:
-        in_turn(options)
+        found = on_tasks(options) if os.environ.get("TF_CONFIG") else in_turn(options)
+    if options.json:
+        sizes = ("width", "layers", "batch", "steps", "microbatches", "repetitions", "pieces")
+        given = {name: getattr(options, name) for name in sizes}
+        origin = runs.provenance()
+        if options.launched:
+            whole = origin["command"].replace("python ", f"{LAUNCH} {options.launched} ", 1)
+            origin["command"] = re.sub(r" --launched '[^']*'", "", whole)
+        known = json.loads(options.json.read_text()) if options.json.exists() else []
+        known.append({**origin, "options": given, **found})
+        options.json.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":
