@@ -54,7 +54,7 @@ def trained(cluster, options, value):
 
 
 def in_turn(options):
-    """Prints, and gives, the processor's milliseconds of a mini-batch, without parts and with one."""
+    """Prints, and gives, the processor's milliseconds of a mini-batch without parts, and one."""
     runs = {}
     for name, parts in (("no parts", None), ("one part", {".*": 0})):
         value = None if parts is None else tf_dsgd.ModelParallel(parts)
@@ -272,7 +272,7 @@ def main():
         origin = runs.provenance()
         if options.launched:
             whole = origin["command"].replace("python ", f"{LAUNCH} {options.launched} ", 1)
-            origin["command"] = re.sub(r" --launched '[^']*'", "", whole)
+            origin["command"] = re.sub(r" '--launched=[^']*'", "", whole)
         known = json.loads(options.json.read_text()) if options.json.exists() else []
         known.append({**origin, "options": given, **found})
         options.json.write_text(json.dumps(known, indent=1) + "\n")
