@@ -30,6 +30,7 @@ import fit_throughput
 import growth
 import limits
 import long_run
+import model_parallel_table
 import own_loops
 import recommender
 import runs
@@ -51,9 +52,11 @@ FILES = (
     "README.md",
     "benchmarks/README.md",
     "docs/averaging.md",
+    "docs/batch_methods.md",
     "docs/cluster.md",
     "docs/hogwild.md",
     "docs/is_it_for_me.md",
+    "docs/model_parallelism.md",
     "docs/reproduced.md",
     "docs/reproduced_averaging.md",
     "docs/sending_less.md",
@@ -208,10 +211,15 @@ def rules() -> str:
     return "\n\n".join(parts)
 
 
-def simulated() -> str:
-    """All ways of `simulator_rate.py`."""
-    record = published("simulator_rate")
-    return f"{runs.heading(record)}\n\n{simulator_rate_table.table(record['results'])}"
+def in_parts(table: Callable[[Sequence[dict]], str]) -> str:
+    """One table of `model_parallel.py`."""
+    return table(published("model_parallel")["records"])
+
+
+def of_results(name: str, table: Callable[[dict], str]) -> str:
+    """A benchmark's runs, all of one command."""
+    record = published(name)
+    return f"{runs.heading(record)}\n\n{table(record['results'])}"
 
 
 def equal_processes() -> str:
@@ -224,18 +232,6 @@ def equal_processes() -> str:
         for group, table in zip((whole, large), tables, strict=True)
     ]
     return "\n\n".join([runs.heading(record), *parts])
-
-
-def first_fits() -> str:
-    """All contenders of `first_fit.py`."""
-    record = published("first_fit")
-    return f"{runs.heading(record)}\n\n{first_fit.table(record['results'])}"
-
-
-def epochs() -> str:
-    """All kinds of `epoch_cost.py`."""
-    record = published("epoch_cost")
-    return f"{runs.heading(record)}\n\n{epoch_cost.table(record['results'])}"
 
 
 def how_costs_grow() -> str:
@@ -290,11 +286,16 @@ BLOCKS = {
     "tables on processes": tables_on_processes,
     "server rules": rules,
     "equal processes": equal_processes,
-    "simulator": simulated,
+    "simulator": functools.partial(of_results, "simulator_rate", simulator_rate_table.table),
+    "parts on processes": lambda: model_parallel_table.tasks(
+        published("model_parallel")["records"]
+    ),
+    "pieces": lambda: model_parallel_table.pieces(published("model_parallel")["records"]),
+    "one part": lambda: model_parallel_table.one_part(published("model_parallel")["records"]),
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
-    "first fit": first_fits,
-    "epoch cost": epochs,
+    "first fit": functools.partial(of_results, "first_fit", first_fit.table),
+    "epoch cost": functools.partial(of_results, "epoch_cost", epoch_cost.table),
     "long runs": long_runs,
     "time to accuracy": accuracy,
     "time to accuracy in short": accuracy_in_short,

@@ -273,8 +273,8 @@ def main():
         if options.launched:
             whole = origin["command"].replace("python ", f"{LAUNCH} {options.launched} ", 1)
             origin["command"] = re.sub(r" '--launched=[^']*'", "", whole)
-        known = json.loads(options.json.read_text()) if options.json.exists() else []
-        known.append({**origin, "options": given, **found})
+        known = json.loads(options.json.read_text()) if options.json.exists() else {"records": []}
+        known["records"].append({**origin, "options": given, **found})
         options.json.write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -298,39 +298,55 @@ def launched(workers: int, ps: int, **spec) -> dict:
     return runs.run_process([sys.executable, "-m", "tf_dsgd.launch", *size, *program], 1800)
 
 
-def processes(repetitions: int, only: str) -> str:
-    """The second worker's gain."""
+def processes(repetitions: int, only: str) -> dict[str, list[dict]]:
+    """Passes by one worker process and by two, in turn."""
     models = {
         "MLP 784-1024-1024-10": {"examples": 8192, "hidden": 1024, "batch_size": 512},
         "CNN on 32 x 32 x 3": {"examples": 1024, "batch_size": 32},
     }
-    rows = []
+    results: dict[str, list[dict]] = {}
     for name, spec in runs.chosen(models, only).items():
-        found = [
-            [launched(workers, 1, iterations=5, **spec) for workers in (1, 2)]
-            for _ in range(repetitions)
-        ]
-        gain = [one["pass"] / two["pass"] for one, two in found]
-        for workers, of in zip((1, 2), zip(*found, strict=True), strict=True):
+        for _ in range(repetitions):
+            for workers in (1, 2):
+                found = launched(workers, 1, iterations=5, **spec)
+                results.setdefault(f"{name}, {workers}", []).append(found)
+    return results
+
+
+def passes_table(results: Mapping[str, Sequence[Mapping]]) -> str:
+    """The second worker's gain."""
+    rows = []
+    for one, two in zip(*[iter(results)] * 2, strict=True):
+        pairs = zip(results[one], results[two], strict=True)
+        gain = runs.spread([a["pass"] / b["pass"] for a, b in pairs], 2)
+        for name in (one, two):
+            of = results[name]
             spent = [[each[f"{role} of a pass"] for each in of] for role in processor_time.ROLES]
             rows.append(
-                [name, str(workers), runs.spread([each["pass"] for each in of], 2)]
+                [*name.rsplit(", ", 1), runs.spread([each["pass"] for each in of], 2)]
                 + [runs.spread(each, 2) for each in spent]
-                + [runs.spread(gain, 2) if workers == 2 else ""]
+                + [gain if name == two else ""]
             )
     heads = ["model", "workers", "seconds of a pass"]
     heads += [f"{role}, seconds of processor" for role in processor_time.ROLES]
     return runs.table([*heads, "times as fast"], rows)
 
 
-def sizes(repetitions: int) -> str:
+def sizes(repetitions: int) -> dict[str, list[dict]]:
+    """Iterations of models of several sizes."""
+    spec = {"examples": 64, "batch_size": 16, "iterations": 20}
+    return {
+        str(hidden): [launched(1, 1, hidden=hidden, **spec) for _ in range(repetitions)]
+        for hidden in (64, 256, 1024, 2048)
+    }
+
+
+def sizes_table(results: Mapping[str, Sequence[Mapping]]) -> str:
     """The chief's time by the number of parameters."""
-    rows = []
-    for hidden in (64, 256, 1024, 2048):
-        spec = {"examples": 64, "hidden": hidden, "batch_size": 16, "iterations": 20}
-        found = [launched(1, 1, **spec) for _ in range(repetitions)]
-        spent = runs.spread([1e3 * each["chief"] for each in found], 1)
-        rows.append([f"{found[0]['parameters'] / 1e6:.2f}", spent])
+    rows = [
+        [f"{of[0]['parameters'] / 1e6:.2f}", runs.spread([1e3 * each["chief"] for each in of], 1)]
+        for of in results.values()
+    ]
     heads = ["million parameters", "processor ms of the chief an iteration"]
     return runs.table(heads, rows)
 
@@ -346,21 +362,25 @@ def main() -> None:
     parser.add_argument("--stragglers", action="store_true", help="this table alone")
     parser.add_argument("--processes", action="store_true", help="this table alone")
     parser.add_argument("--sizes", action="store_true", help="this table alone")
-    parser.add_argument("--json", help="where to write all single runs of the problems")
+    parser.add_argument("--json", help="where to write all single runs")
     options = parser.parse_args()
-    record = {**runs.provenance(), "groups": []}
+    record: dict = {**runs.provenance(), "groups": []}
     print(runs.heading(record), flush=True)
     if options.stragglers:
         print(stragglers())
     elif options.processes:
-        print(processes(options.repetitions, options.only))
+        record["results"] = processes(options.repetitions, options.only)
+        print(passes_table(record["results"]))
     elif options.sizes:
-        print(sizes(options.repetitions))
+        record["results"] = sizes(options.repetitions)
+        print(sizes_table(record["results"]))
     else:
         for problem in options.problems.split(","):
             record["groups"].append(group(problem, options))
             runs.write_json(options.json, record)
         print("\n" + table(record["groups"]))
+    if "results" in record:
+        runs.write_json(options.json, record)
 
 
 def group(problem: str, options: argparse.Namespace) -> dict:
