@@ -55,6 +55,12 @@ def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
     return ratio(results, name, runs.better(results, *beside))
 
 
+def a_second(benchmark: str, name: str) -> str:
+    """Mini-batches a second."""
+    (group,) = published(benchmark)["groups"]
+    return runs.spread(runs.better(group["results"], name), 0)
+
+
 def of_bare() -> str:
     """The least and the most of README's rows beside bare threads and processes."""
     (group,) = published("fit_throughput")["groups"]
@@ -239,6 +245,8 @@ INLINE = {
     "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
     "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
     "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
+    "plain 20, a second": lambda: a_second("fit_throughput", PLAIN_20),
+    "processes 20, a second": lambda: a_second("cluster_throughput", _EXECUTION),
     "of bare": of_bare,
     "of bare, processes 20": lambda: processes_of_bare(_EXECUTION),
     "of bare, plain twice": lambda: processes_of_bare(cluster_throughput.PLAIN_PAIR),
@@ -284,7 +292,7 @@ INLINE = {
         f"strom seconds, {codec}": functools.partial(
             mean, "strom", "seconds", 0, link=10, codec=codec
         )
-        for codec in ("Threshold 0.064", "none", "none, pushes every 4")
+        for codec in ("Threshold 0.064", "none", "none, pushes every 4", "none, both every 20")
     },
     "straggler batches": lambda: straggler("batches", 0, "none"),
     "straggler batches, bulk": lambda: straggler("batches", 0, 0),

@@ -110,9 +110,11 @@ class Judged:
     def verdict(self) -> str:
         if self.missing:
             return "not run whole"
+        words = [word for _, word in self.said]
         if self.claim.computed:
-            return "computed"
-        return evidence.verdict([word for _, word in self.said], self.claim.some)
+            how = "" if all(word == evidence.YES for word in words) else "not "
+            return f"computed, {how}as expected"
+        return evidence.verdict(words, self.claim.some)
 
 
 def judged(claim: Claim, results: Results) -> Judged:
@@ -188,7 +190,10 @@ def all_claims() -> str:
     return table(["claim", "whose", "expected", "measured (95 %)", "verdict"], rows)
 
 
-VERDICTS = ("reproduced", "partly", "cannot tell", "not reproduced", "computed", "not run whole")
+VERDICTS = (
+    *("reproduced", "partly", "cannot tell", "not reproduced"),
+    *("computed, as expected", "computed, not as expected", "not run whole"),
+)
 
 
 def on_one_screen() -> str:
@@ -281,11 +286,12 @@ def origin(content: Mapping[str, Any]) -> str:
     commands = dict.fromkeys(f"`{o['command']}`" for o in origins)
     last = origins[-1]
     dates = list(dict.fromkeys(o["date"] for o in origins))
+    where = ", ".join(last[name] for name in ("machine", "processor") if name in last)
     name = content["study"]
     of_today = content.get("program") == program(HERE / f"{name}.py")
     earlier = "" if of_today else f"**By an earlier version of `{name}.py`.** "
     return earlier + (
-        f"{', '.join(commands)}, {' and '.join(dates)}, {last['cores']} cores, {last['machine']}; "
+        f"{', '.join(commands)}, {' and '.join(dates)}, {last['cores']} cores, {where}; "
         f"{', '.join(last['versions'])}. Raw results: "
         f"`benchmarks/reproduce/results/{name}.json`."
     )

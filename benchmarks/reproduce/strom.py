@@ -6,9 +6,9 @@ Four simulated workers train a network 32-256-256-10 (76,810 parameters, relu). 
 given by a network 32-16-10 (tanh), of which each seed has its own, and a tenth of the labels are
 wrong; no example comes twice. Downpour, SGD at a rate that falls along a cosine from a first one,
 which is chosen for each codec. A worker pushes after every mini-batch and fetches after every
-fourth, but where it says otherwise. Every mini-batch takes 10 ms (log-normal, sigma 0.2), a message or a
-fetch 1 ms and its bytes over a link of so many Mbit/s. What a codec computes takes no virtual time.
-A run in which a codec finds what it cannot send, since it is not finite, counts as one of an error
+fourth, but where it says otherwise. Every mini-batch takes 10 ms (log-normal, sigma 0.2), a message
+or a fetch 1 ms and its bytes over a link of so many Mbit/s. What a codec computes takes no virtual
+time. A run in which a codec finds what it cannot send, since it is not finite, counts as one of an error
 of 90 %. All workers meet ten times. Links of 10 Mbit/s are there for the seconds, at one rate for
 all.
 
