@@ -185,6 +185,13 @@ def in_short(record: dict) -> str:
     return runs.table(header, rows)
 
 
+def faster(record: dict, task: str, group: str, name: str) -> str:
+    """How many times as fast as the best plain `fit` a contender comes to the accuracy."""
+    entries = of_task(record, task)
+    (entry,) = [e for e in entries if (e["group"], e["name"]) == (group, name)]
+    return times(entry, plain(entries, entry["spec"]["target"]), "seconds")
+
+
 def cost(record: dict, group: str, name: str = "", measure: str = "cpu_seconds") -> str:
     """How many times the best plain `fit`'s (processor) seconds we take: of all tasks, the medians.
 

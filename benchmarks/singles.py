@@ -220,6 +220,11 @@ def struck_without_loss() -> str:
 _LOSSES = ("doubled", "lost")
 
 
+def until_accurate(name: str) -> str:
+    """How many times as fast as plain `fit` one is with the network of README's speeds."""
+    return accuracy_tables.faster(published("time_to_accuracy"), "prototypes", "threads", name)
+
+
 def accuracy_took(name: str, measure: str) -> str:
     """Seconds of digits with a worker four times slower."""
     return accuracy_tables.took(published("time_to_accuracy"), "digits", "straggler", name, measure)
@@ -279,6 +284,10 @@ INLINE = {
     "struck": struck_without_loss,
     "digits, missed in the search": lambda: plain_missed("search"),
     "digits, missed": lambda: plain_missed("runs"),
+    **{
+        f"until accurate, prototypes, {name}": functools.partial(until_accurate, name)
+        for name in ("Downpour, every 20", "averaging, every 20")
+    },
     "cost of our best": lambda: accuracy_cost("threads"),
     "cost of our best, processes": lambda: accuracy_cost("processes"),
     "seconds of our best, straggler": lambda: accuracy_cost("straggler", measure="seconds"),

@@ -8,9 +8,9 @@ wrong; no example comes twice. Downpour, SGD at a rate that falls along a cosine
 which is chosen for each codec. A worker pushes after every mini-batch and fetches after every
 fourth, but where it says otherwise. Every mini-batch takes 10 ms (log-normal, sigma 0.2), a message
 or a fetch 1 ms and its bytes over a link of so many Mbit/s. What a codec computes takes no virtual
-time. A run in which a codec finds what it cannot send, since it is not finite, counts as one of an error
-of 90 %. All workers meet ten times. Links of 10 Mbit/s are there for the seconds, at one rate for
-all.
+time. A run in which a codec finds what it cannot send, since it is not finite, counts as one of an
+error of 90 %. All workers meet ten times. Links of 10 Mbit/s are there for the seconds, at one rate
+for all.
 
 All make the same number of mini-batches; `error` is then that of 10,000 held-out examples, whose
 labels are right, and `seconds` are the virtual ones that it took. `bytes` are those of a message,
