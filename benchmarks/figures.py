@@ -30,6 +30,7 @@ import fit_throughput
 import growth
 import limits
 import long_run
+import mirrored_steps
 import model_parallel_table
 import own_loops
 import recommender
@@ -294,6 +295,7 @@ BLOCKS = {
     "recommender, one process": tables_by_rows,
     "tables on processes": tables_on_processes,
     "half-synchronous": half_synchronous,
+    "mirrored": functools.partial(of_results, "mirrored_steps", mirrored_steps.table),
     "server rules": rules,
     "equal processes": equal_processes,
     "simulator": functools.partial(of_results, "simulator_rate", simulator_rate_table.table),

@@ -358,7 +358,8 @@ def _machines() -> list[Claim]:
     return [
         Claim(
             "machines",
-            "fully connected layers are fastest on eight machines, slower on more",
+            "fully connected layers are fastest on eight machines, to which constants were fitted, "
+            "slower on more",
             "Dean et al., 2012",
             "by a model of the time, with constants that are assumed",
             (
