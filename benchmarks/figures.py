@@ -180,15 +180,6 @@ def tables_by_rows() -> str:
     return groups(["recommender_local"], table)
 
 
-def half_synchronous() -> str:
-    """Speed and processor time of tables by rows where all else is averaged, and where not."""
-    record = published("recommender_half")
-    parts = [runs.heading(record)]
-    for place, group in zip(("cluster", "local"), record["groups"], strict=True):
-        parts.append(recommender.speed_table(place, group["results"], ()))
-    return "\n\n".join(parts)
-
-
 def tables_on_processes() -> str:
     """Speed, processor time and memory of two workers and two ps, by `recommender.py`."""
     record = published("recommender_cluster")
@@ -294,7 +285,6 @@ BLOCKS = {
     "faults": struck,
     "recommender, one process": tables_by_rows,
     "tables on processes": tables_on_processes,
-    "half-synchronous": half_synchronous,
     "mirrored": functools.partial(of_results, "mirrored_steps", mirrored_steps.table),
     "server rules": rules,
     "equal processes": equal_processes,
