@@ -30,7 +30,6 @@ import fit_throughput
 import growth
 import limits
 import long_run
-import mirrored_steps
 import model_parallel_table
 import own_loops
 import recommender
@@ -285,15 +284,18 @@ BLOCKS = {
     "faults": struck,
     "recommender, one process": tables_by_rows,
     "tables on processes": tables_on_processes,
-    "mirrored": functools.partial(of_results, "mirrored_steps", mirrored_steps.table),
     "server rules": rules,
     "equal processes": equal_processes,
     "simulator": functools.partial(of_results, "simulator_rate", simulator_rate_table.table),
-    "parts on processes": lambda: model_parallel_table.tasks(
-        published("model_parallel")["records"]
+    "parts on processes": functools.partial(in_parts, model_parallel_table.tasks),
+    "pieces": functools.partial(in_parts, model_parallel_table.pieces),
+    "one part": functools.partial(in_parts, model_parallel_table.one_part),
+    "passes on processes": functools.partial(
+        of_results, "sandblaster_processes", sandblaster.passes_table
     ),
-    "pieces": lambda: model_parallel_table.pieces(published("model_parallel")["records"]),
-    "one part": lambda: model_parallel_table.one_part(published("model_parallel")["records"]),
+    "iterations by size": functools.partial(
+        of_results, "sandblaster_sizes", sandblaster.sizes_table
+    ),
     "first gradient": lambda: elastic_order.table((4, 16), (1, 16), (0.1, 1.0, 1.9)),
     "aims": aims.table,
     "first fit": functools.partial(of_results, "first_fit", first_fit.table),
