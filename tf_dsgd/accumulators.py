@@ -69,7 +69,7 @@ class Accumulator:
     def take(self, divisor: tf.Tensor | None = None) -> Gradient:
         """The sum, or its quotient by `divisor`, 0 where that is; it then begins anew from zero.
 
-        A mean of float16 is one though the sum be none.
+        The quotient is in the weight's type, which may hold a mean whose sum it cannot.
         """
         total = self._sum()
         if not self._is_sparse:

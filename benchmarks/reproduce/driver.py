@@ -320,14 +320,15 @@ def main(study: Study, description: str, arguments: Sequence[str] | None = None)
     if options.seeds is None:
         options.seeds = 2 if options.quick else study.seeds
     sizes = {name: getattr(options, name) for name in study.options}
-    for name, value in {"seeds": options.seeds, **sizes}.items():
+    again = options.rerun is not None
+    asked = {"seeds": options.seeds, **sizes, **({"rerun": options.rerun} if again else {})}
+    for name, value in asked.items():
         if value < 1:
             parser.error(f"--{name} must be at least 1. Received: {value}.")
     if not any(re.search(options.only, json.dumps(c)) for c in study.conditions):
         listed = "\n".join(f"  {json.dumps(c)}" for c in study.conditions)
         parser.error(f"--only finds no condition: {options.only!r}. There are:\n{listed}")
     path = options.results or (None if options.quick else RESULTS / f"{study.name}.json")
-    again = options.rerun is not None
     record = Record(study, sizes, path, options.same_program or again)
     if again:
         raise SystemExit(1 if rerun(record, options.rerun, options.only, options) else 0)

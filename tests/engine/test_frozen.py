@@ -88,11 +88,6 @@ def test_all_workers_have_what_was_written():
                 np.testing.assert_array_equal(copy, layer.kernel.numpy())
 
 
-def fetched_bytes(strategy):
-    strategy.engine.store.counts_fetched = True
-    return {m: int(b) for m, b in strategy.engine.store.fetched.read().items()}
-
-
 def test_a_worker_is_sent_them_once():
     strategy, model, frozen = downpour(
         tf_dsgd.SimulatedCluster(2, network_bytes_per_second=1e9, seed=0)

@@ -356,7 +356,7 @@ def test_the_loss_of_all_as_a_drain_ends_is_an_error_of_that_drain(monkeypatch):
     shard.log, shard.version = Log(2, "CPU:0"), tf.Variable(7, dtype=tf.int64)
     engine = made(Connection(), shard)
     lose = engine.rounds.members.lose
-    monkeypatch.setattr(engine, "_program", types.SimpleNamespace(forget_rows=lambda: None))
+    monkeypatch.setattr(engine, "_program", types.SimpleNamespace(forget_fetched=lambda: None))
     monkeypatch.setattr(engine, "_come_to_rest", lambda: [lose(task) for task in engine.tasks])
     with pytest.raises(RuntimeError, match="with them 7 updates"):
         engine.drain()

@@ -226,7 +226,7 @@ class Engine(abc.ABC):
             self.drain()
             self._release_stream()
             if program is not self._program:
-                program.forget_rows()  # or workers would miss what other programs have updated
+                program.forget_fetched()  # or workers would miss what other programs have updated
             self._program, self._stream = program, stream
             self.scheduler.source = self._source(stream)
             self.scheduler.backs_up = program.has_backup_tasks
@@ -392,7 +392,7 @@ class Engine(abc.ABC):
         if self._program is not None:
             with contextlib.suppress(tf.errors.OpError):  # of a shard that is gone
                 # Or workers would keep rows that a message changed which was refused.
-                self._program.forget_rows()
+                self._program.forget_fetched()
         try:
             self._balance()
         except tf.errors.OpError:  # a shard is gone, which is what ends training

@@ -478,7 +478,7 @@ class Program(Parts):
             return self._carrier.begin_anew
         return None if self._peers is None else self._peers.resting()
 
-    def forget_rows(self, variable: Any = None) -> None:
+    def forget_fetched(self, variable: Any = None) -> None:
         """After a table or a frozen layer was assigned from outside, or all were: fetched whole."""
         for i, log in self.row_logs.items():
             if variable is None or self.step.weights[i] is variable:

@@ -325,7 +325,7 @@ class _Bench(DistributedStrategy):
     def play(self, weights: Sequence[np.ndarray], events: Sequence[_Event]) -> Simulation:
         """Plays the events from the first state and these weights."""
         self._reset()
-        self._traced.forget_rows()
+        self._traced.forget_fetched()
         for primary, value in zip(self._primaries, weights, strict=True):
             primary.assign(value, read_value=False)
         self.engine.begin(self._traced)

@@ -449,7 +449,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         """Called after a variable was assigned from outside: workers have to see it."""
         for program in self.batches.programs:
             if variable.kind is Kind.WEIGHT or variable.may_rest:
-                program.program.forget_rows(variable)
+                program.program.forget_fetched(variable)
             elif program.begins_anew_with(variable):
                 program.program.running.were_written = True
         if variable.kind is Kind.CONTROL:
@@ -486,7 +486,7 @@ class DistributedStrategy(tf.distribute.Strategy):
         self.batches.restore(state)
         self._schedules.restore(state)
         for program in self.batches.programs:
-            program.program.forget_rows()
+            program.program.forget_fetched()
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises the ValueError that `restore` would raise, and changes nothing."""

@@ -1,8 +1,8 @@
 """Where a host's name leads: all of its places, and the last known while nobody tells them.
 
 Connections live on when a name service is away for a moment, as it is where it is started anew. So
-a name that cannot be looked up is still that of its last places. Only who asks for a task first
-waits for the name service, whatever it says, or does not: a name is looked up again aside.
+a name that cannot be looked up is still that of its last places. Only who asks for a task for the
+first time waits for the name service: a name is looked up again aside.
 """
 
 from __future__ import annotations
