@@ -82,7 +82,7 @@ def digits():
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    return (found.data / 16.0).astype("float32"), found.target
+    return (found.images[..., None] / 16.0).astype("float32"), found.target
 
 
 def prototypes():
@@ -132,6 +132,24 @@ def mlp(inputs: int, hidden: tuple[int, ...]):
     return keras.Sequential([keras.Input((inputs,)), *dense, keras.layers.Dense(CLASSES)])
 
 
+def small_cnn():
+    """36 thousand weights."""
+    import keras
+
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(64, "relu"),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
 def cnn():
     import keras
 
@@ -161,7 +179,7 @@ def recommender():
 
 # A task to (its data, its model, how many examples validate).
 TASKS = {
-    "digits": (digits, lambda: mlp(64, (128, 64)), 360),
+    "digits": (digits, small_cnn, 360),
     "prototypes": (prototypes, lambda: mlp(784, (512, 512)), 4_000),
     "cnn": (patches, cnn, 1_000),
     "recommender": (ratings, recommender, 2_000),

@@ -20,9 +20,9 @@ plain `fit` has as many in one as the workers have together, as MirroredStrategy
 Every contender is a process of its own. Its search comes first, then each contender trains once, by
 the first seed, then each by the next ...; with `--one_process` all runs of a contender are in one
 process, one after the other, which takes less time. A run that stands in `--json` is not done
-again. Of a search the epochs count alone, so searches may run at the same time, each with
-`--seeds 0` and a file of its own, and `--take` brings them together. With `--rates_of processes` a
-contender that has none yet takes the rate of its like in that group.
+again. Of a search the epochs count alone, so searches may run beside other programs, each with
+`--seeds 0` and a file of its own; `--searches` takes the rates and the searches of such files, and
+nothing that was measured there.
 """
 
 import argparse
@@ -40,21 +40,24 @@ PROGRAM = "accuracy_contenders.py"
 TIMEOUT_SECONDS = 1800.0
 
 GRID = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""The first rates of a search, of every contender of a task.
-
-On digits, with 360 images to validate on, plain `fit` does not reach 0.97 in 40 epochs on all
-splits: of the three of the search one is missed at 0.1, at 0.2 and at 0.4, and none at 0.8, which
-is chosen; of the five measured, four are missed at it. A run that does not get
-there counts as later than any that did.
+"""The first rates of a search, of every contender of a task. A run that does not reach the target
+counts as later than any that did.
 """
 SMALLER = (0.025, 0.05, 0.1, 0.2, 0.4)
+SEARCH_SEEDS = (101, 102, 103)
 TASKS = {
-    "digits": {"target": 0.97, "epochs": 40, "batch_size": 32, "rates": list(GRID)},
+    "digits": {
+        "target": 0.97,
+        "epochs": 40,
+        "batch_size": 32,
+        "rates": list(GRID),
+        "search_seeds": [*SEARCH_SEEDS, 104, 105],
+    },
     "prototypes": {"target": 0.97, "epochs": 20, "batch_size": 64, "rates": list(SMALLER)},
     "cnn": {"target": 0.97, "epochs": 20, "batch_size": 32, "rates": list(SMALLER)},
     "recommender": {"target": 0.9, "epochs": 25, "batch_size": 32, "rates": [0.4, 0.8, 1.6]},
 }
-SEARCH_SEEDS = (101, 102, 103)
+"""Settings of all contenders of a task. Digits has 360 images to validate on, so two more seeds."""
 
 PLAIN = {
     "plain fit": {"kind": "keras"},
@@ -68,39 +71,25 @@ PLAIN = {
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 
 
-def contenders(group: str) -> dict[str, dict]:
+def contenders(group: str, task: str) -> dict[str, dict]:
     """By name."""
 
-    def of(kind: str, *periods: int) -> dict[str, dict]:
+    def of(kind: str, period: int) -> dict[str, dict]:
         title = {"downpour": "Downpour", "averaging": "averaging", "elastic": "elastic averaging"}
-        return {f"{title[kind]}, every {p}": {"kind": kind, "period": p} for p in periods}
+        return {f"{title[kind]}, every {period}": {"kind": kind, "period": period}}
 
-    softsync = {"softsync": {"kind": "softsync"}}
+    ours = {
+        **of("averaging", 20),
+        **of("downpour", 20),
+        "softsync": {"kind": "softsync"},
+        **of("elastic", 5),
+    }
     if group == "threads":
-        return {
-            **PLAIN,
-            **of("downpour", 1, 5, 20),
-            **softsync,
-            **of("averaging", 5, 20),
-            **of("elastic", 5),
-            "MirroredStrategy": {"kind": "mirrored"},
-        }
-    if group == "processes":
-        found = {
-            **of("downpour", 1, 20),
-            **softsync,
-            **of("averaging", 5, 20),
-            **of("elastic", 5),
-        }
-    else:
-        found = {
-            **of("averaging", 1, 20),
-            **of("downpour", 1, 20),
-            **softsync,
-            **of("elastic", 5, 20),
-        }
+        return {**PLAIN, **ours, "MirroredStrategy": {"kind": "mirrored"}}
+    if group == "straggler" and task == "digits":
+        ours |= {**of("averaging", 1), **of("downpour", 1)}
     common = {"processes": True, "slow": group == "straggler"}
-    return {name: {**spec, **common} for name, spec in found.items()}
+    return {name: {**spec, **common} for name, spec in ours.items()}
 
 
 GROUPS = ("threads", "processes", "straggler")
@@ -138,28 +127,18 @@ class Book:
         self.record["contenders"].append(entry)
         return entry
 
-    def rate_of(self, entry: dict, group: str) -> None:
-        """Its rate is that of the contender of the same name in another group, if it has none."""
-        for each in self.record["contenders"]:
-            like = (each["task"], each["group"], each["name"]) == (
-                entry["task"],
-                group,
-                entry["name"],
-            )
-            if like and entry["rate"] is None:
-                entry["rate"], entry["rate_of"] = each["rate"], group
-
-    def take(self, path: str) -> None:
-        """The contenders of another record, of this machine, that were begun there alone."""
+    def take_searches(self, path: str) -> None:
+        """The rates that another record has of contenders that have none here."""
         if not Path(path).exists():
-            raise SystemExit(f"--take: there is no file {path}: give what --json wrote elsewhere.")
-        other = Book.opened(path).record
+            raise SystemExit(f"--searches: there is no file {path}: give what --json wrote.")
+        other = json.loads(Path(path).read_text())
         for each in other["contenders"]:
+            if not each["search"]:
+                continue
             entry = self.entry(each["task"], each["group"], each["name"], each["spec"])
             if entry["rate"] is None:
-                entry.update(each)
-        self.record["continued"].append(other["command"])
-        self.record["shared"] = self.record["shared"] or other["shared"]
+                entry |= {"rate": each["rate"], "search": each["search"]}
+                entry["searched"] = other["date"]
 
     def write(self) -> None:
         runs.write_json(self.path, self.record)
@@ -226,39 +205,36 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="note that others compute here")
     parser.add_argument("--quick", action="store_true", help="digits, one seed, two rates")
     parser.add_argument("--json", help="every single run; those that are there are not done again")
-    parser.add_argument("--take", nargs="+", default=[], help="add what other --json files have")
-    parser.add_argument("--rates_of", choices=GROUPS, help="whose rates are taken, not searched")
+    parser.add_argument(
+        "--searches", nargs="+", default=[], help="--json files whose rates to take"
+    )
     parser.add_argument("--plot", help="PNG file (needs matplotlib)")
     options = parser.parse_args()
     if options.quick:
         options.tasks, options.seeds, options.one_process = "digits", 1, True
     # As Ctrl-C does: SIGTERM, from `timeout` for instance, ends what was started, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    search = {"search_seeds": list(SEARCH_SEEDS)}
+    search = {}
     if options.quick:
         search = {"rates": [0.4, 0.8], "search_seeds": [SEARCH_SEEDS[0]]}
 
     book = Book.opened(options.json)
     book.record["shared"] = book.record.get("shared", False) or options.shared
-    for path in options.take:
-        book.take(path)
-        book.write()
+    for path in options.searches:
+        book.take_searches(path)
     print(accuracy_tables.heading(book.record), flush=True)
     seeds = list(range(1, options.seeds + 1))
     end = None if options.minutes is None else time.time() + 60.0 * options.minutes
     for task in chosen(options.tasks, TASKS, "--tasks"):
         entries = []
         for group in chosen(options.groups, GROUPS, "--groups"):
-            known = runs.chosen(contenders(group), options.only)
+            known = runs.chosen(contenders(group, task), options.only)
             for name, spec in known.items():
-                settings = {"task": task, **TASKS[task], "workers": options.workers, **search}
-                settings |= spec
+                settings = {"search_seeds": list(SEARCH_SEEDS), "workers": options.workers}
+                settings |= {"task": task, **TASKS[task], **search, **spec}
                 if spec.get("processes") and options.ps != 1:
                     settings["ps"] = options.ps
                 entries.append(book.entry(task, group, name, settings))
-        if options.rates_of:
-            for entry in entries:
-                book.rate_of(entry, options.rates_of)
         for entry, seeds_now in jobs(entries, seeds, options.one_process):
             if end is not None and time.time() >= end:
                 print("The time is over: the same command goes on from here.", file=sys.stderr)

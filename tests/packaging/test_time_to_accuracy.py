@@ -206,30 +206,34 @@ def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     ]
     entries = json.loads(path.read_text())["contenders"]
     assert [[run["seed"] for run in each["runs"]] for each in entries] == [[1, 2, 3, 4]] * 2
-    # Searches of their own files, taken together.
+    # Searches of their own files: their rates are taken, and what they measured is not.
     alone = [str(tmp_path / name) for name in ("plain.json", "mirrored.json")]
     command[-3:] = ["^plain fit$", "--json", alone[0]]
-    assert run("--seeds", "0") == [("keras", None, [])]
+    assert run("--seeds", "1", "--one_process") == [("keras", None, [1])]
     command[-3:] = ["Mirrored", "--json", alone[1]]
     assert run("--seeds", "0") == [("mirrored", None, [])]
     command[-3:] = [only, "--json", str(tmp_path / "both.json")]
     both = [("keras", 0.8, [1]), ("mirrored", 0.8, [1])]
-    assert run("--seeds", "1", "--one_process", "--take", *alone) == both
-    assert run("--seeds", "1", "--take", *alone) == []
+    assert run("--seeds", "1", "--one_process", "--searches", *alone) == both
+    for each in json.loads((tmp_path / "both.json").read_text())["contenders"]:
+        assert {one["rate"] for one in each["search"]} == {0.4, 0.8, 1.6} and each["searched"]
+    assert run("--seeds", "1", "--searches", *alone) == []
+    with pytest.raises(SystemExit, match="--searches: there is no file"):
+        run("--searches", "elsewhere.json")
     command[-1] = str(path)
-    # Other settings are other runs.
-    assert run("--seeds", "1", "--workers", "3", "--one_process")[0] == ("keras", None, [1])
-    # A straggler's contender has the rate of its like, and what has none is searched for.
-    command[4:8] = ["processes", "--only", "softsync", "--json"]
-    assert run("--seeds", "0") == [("softsync", None, [])]
-    command[4:8] = ["straggler", "--only", "softsync|every 20", "--json"]
-    taken = run("--seeds", "1", "--one_process", "--rates_of", "processes")
-    assert ("softsync", 0.8, [1]) in taken and ("averaging", None, [1]) in taken
-    entries = json.loads(path.read_text())["contenders"]
-    by_rate = {
-        each["name"]: each.get("rate_of") for each in entries if each["group"] == "straggler"
-    }
-    assert by_rate.pop("softsync") == "processes" and set(by_rate.values()) == {None}
+    # Other settings are other runs, and other searches.
+    other = ("--seeds", "1", "--workers", "3", "--one_process", "--searches", *alone)
+    assert run(*other)[0] == ("keras", None, [1])
+
+
+def test_a_straggler_is_met_at_periods_of_one_on_one_task(program):
+    contenders = program("time_to_accuracy").contenders
+    names = set(contenders("processes", "digits"))
+    assert set(contenders("straggler", "cnn")) == names
+    more = {"averaging, every 1", "Downpour, every 1"}
+    assert set(contenders("straggler", "digits")) == names | more
+    assert len(contenders("threads", "cnn")) == len(names) + 3 + 1
+    assert all(spec["slow"] for spec in contenders("straggler", "digits").values())
 
 
 @pytest.mark.slow
