@@ -339,7 +339,8 @@ def _errors_over_links(codecs: Sequence[str]) -> list[Claim]:
         )
         for other, beside in (
             ("none", "none"),
-            ("none, pushes every 4", "sending seldom"),
+            ("none, pushes every 4", "pushing every fourth mini-batch"),
+            ("none, both every 20", "pushing and fetching every twentieth"),
         )
     ]
 

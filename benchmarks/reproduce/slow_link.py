@@ -39,15 +39,16 @@ AS_CHIEF = "--as-chief"
 PEERS = "peers, Threshold 0.064"  # of the gradient, as the others'
 
 
-def downpour(codec=None, push_every=1):
+def downpour(codec=None, push_every=1, fetch_every=4):
     return tf_dsgd.DownpourStrategy(
-        tf_dsgd.TFCluster(), push_every=push_every, fetch_every=4, compression=codec
+        tf_dsgd.TFCluster(), push_every=push_every, fetch_every=fetch_every, compression=codec
     )
 
 
 CASES = {
     "none": downpour,
     "none, pushes every 4": lambda: downpour(push_every=4),
+    "none, both every 20": lambda: downpour(push_every=20, fetch_every=20),
     "Cast, bfloat16": lambda: downpour(compression.Cast("bfloat16")),
     "OneBit": lambda: downpour(compression.OneBit()),
     "PowerSGD, rank 4": lambda: downpour(compression.PowerSGD(4)),

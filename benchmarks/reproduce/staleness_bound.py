@@ -6,9 +6,9 @@ Ho et al. (NIPS 2013): a worker may be ahead of the slowest by s clocks. s = 0 i
 and every worker waits for the last one to end; without a bound nobody waits, and gradients may be
 arbitrarily old. In between, the paper says, is the fastest convergence. Here the task of
 teacher.py, SGD at constant rates, 8 simulated workers whose mini-batches take an exponentially
-distributed time, 1 s in the mean, and once one of them four times as long; and once seven, without
-the slow one. All train until the same second. `batches` counts the mini-batches that were done by then, which is the last-executor effect
-alone.
+distributed time, 1 s in the mean; once one of them takes four times as long; and once there are
+seven, the slow one left out. All train until the same second. `batches` counts the mini-batches
+that were done by then, which is the last-executor effect alone.
 """
 
 import driver  # isort: skip (finds the package)
