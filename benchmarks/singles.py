@@ -170,17 +170,6 @@ def average_of_many(contender: str, seconds: str) -> str:
     return runs.spread([1e3 * run[seconds] for run in large["results"][contender]], 0)
 
 
-def plain_missed(part: str) -> str:
-    """How often plain `fit` did not become accurate on digits, at the rate that was chosen."""
-    (entry,) = (
-        each
-        for each in accuracy_tables.of_task(published("time_to_accuracy"), "digits")
-        if each["name"] == "plain fit"
-    )
-    found = [run for run in entry[part] if run.get("rate", entry["rate"]) == entry["rate"]]
-    return f"{sum(not run['reached'] for run in found)} of {len(found)}"
-
-
 def library_times(measure: str) -> str:
     """How many times scikit-learn's milliseconds Hogwild!'s are: the least and the largest."""
     results = pages.results_of(pages.known("hogwild"))
@@ -237,9 +226,9 @@ def mean(study: str, measure: str, digits: int, **condition: object) -> str:
     return f"{sum(values) / len(values):.{digits}f}"
 
 
-def straggler(measure: str, digits: int, bound: object) -> str:
+def straggler(measure: str, digits: int, bound: object, what: str = "yes") -> str:
     """Of eight simulated workers, one four times slower."""
-    return mean("staleness_bound", measure, digits, straggler="yes", bound=bound)
+    return mean("staleness_bound", measure, digits, straggler=what, bound=bound)
 
 
 _EXECUTION = cluster_throughput.EXECUTION_20
@@ -282,8 +271,6 @@ INLINE = {
     "scikit-learn, clock": lambda: library_times("ms"),
     "scikit-learn, processor": lambda: library_times("cpu_ms"),
     "struck": struck_without_loss,
-    "digits, missed in the search": lambda: plain_missed("search"),
-    "digits, missed": lambda: plain_missed("runs"),
     **{
         f"until accurate, prototypes, {name}": functools.partial(until_accurate, name)
         for name in ("Downpour, every 20", "averaging, every 20")
@@ -305,7 +292,10 @@ INLINE = {
     },
     "straggler batches": lambda: straggler("batches", 0, "none"),
     "straggler batches, bulk": lambda: straggler("batches", 0, 0),
+    "left out batches, bulk": lambda: straggler("batches", 0, 0, "left out"),
     "straggler error": lambda: straggler("error", 1, "none"),
     "straggler error, bulk": lambda: straggler("error", 1, 0),
+    "left out error": lambda: straggler("error", 1, "none", "left out"),
+    "left out error, bulk": lambda: straggler("error", 1, 0, "left out"),
 }
 """Single figures, between `<!--figure: NAME-->` and `<!--end-->`; others are prose.py's."""
