@@ -286,7 +286,9 @@ def origin(content: Mapping[str, Any]) -> str:
     commands = dict.fromkeys(f"`{o['command']}`" for o in origins)
     last = origins[-1]
     dates = list(dict.fromkeys(o["date"] for o in origins))
-    where = ", ".join(last[name] for name in ("machine", "processor") if name in last)
+    processors = list(dict.fromkeys(o.get("processor", "") for o in origins))
+    some = "" if len(processors) == 1 else "in part "  # earlier programs did not note it
+    where = ", ".join([last["machine"], *(some + name for name in processors if name)])
     name = content["study"]
     of_today = content.get("program") == program(HERE / f"{name}.py")
     earlier = "" if of_today else f"**By an earlier version of `{name}.py`.** "
@@ -378,21 +380,25 @@ def plot(name: str, path: str) -> None:
     panels = list(dict.fromkeys(c.get(panel) for c in conditions)) if panel else [None]
     size = (3.4 * len(panels) + 1.4, 3.6)
     figure, axes = pyplot.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+    names: list[str] = []  # of curves: each has one colour in all panels
     for axis, value in zip(axes[0], panels, strict=True):
         inside = [c for c in conditions if panel is None or c.get(panel) == value]
         groups: dict[str, list[dict]] = {}
         for condition in inside:
             label = ", ".join(str(condition.get(part)) for part in curves.split(", "))
             groups.setdefault(label, []).append(condition)
-        for number, (label, group) in enumerate(groups.items()):
+        for label, group in groups.items():
             points = _points(results, group, measure, along)
             if points:
+                names += [label] * (label not in names)
+                number = names.index(label)
                 x, means, lows, highs = zip(*sorted(points), strict=True)
                 # Where curves are many, intervals (in the table) would hide them.
                 few = len(groups) <= MANY or len(points) == 1
                 spread = [np.subtract(means, lows), np.subtract(highs, means)] if few else None
                 marker = "osD^"[number // 10 % 4]  # after ten colours come again
-                axis.errorbar(x, means, spread, marker=marker, markersize=3, capsize=2, label=label)
+                style = {"color": f"C{number % 10}", "marker": marker, "markersize": 3}
+                axis.errorbar(x, means, spread, **style, capsize=2, label=label)
         for number, (label, mean) in enumerate(baselines.items()):
             style = ("--", ":")[number % 2]
             axis.axhline(mean, color="grey", linestyle=style, linewidth=1, label=label)
