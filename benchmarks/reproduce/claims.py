@@ -300,7 +300,7 @@ def _delay_tolerance() -> list[Claim]:
     def cell(delay: int, measure: str, expected: str) -> Cell:
         name = {"regret": "online", "held_out": "held out"}[measure]
         pair = c(delay, "AdaptiveRevision"), c(delay, "Adagrad")
-        return Cell(f"delay {delay}, {name}", *pair, expected, measure)
+        return Cell(f"delay {delay}, {name}", *pair, expected, measure, chosen_by=measure)
 
     return [
         Claim(

@@ -15,8 +15,9 @@ Between `<!--figure: NAME-->` and `<!--end-->` stands what a name of these says:
 
 A condition is given by some of its fields, `workers=4; method=EASGD`, and must be the only one that
 has them. Differences, ratios and values are of the measure that chooses the rates, or of another
-after the study, `ratio averaging_seconds, cpu_seconds: ...`; at the rates that the other seeds
-choose, or, with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
+after the study, `ratio averaging_seconds, cpu_seconds: ...`, or `by itself` of one that chooses them
+here, `points delay_tolerance, held_out by itself: ...`; at the rates that the other seeds choose,
+or, with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ import evidence
 import pages
 
 _STUDY = r"(?P<study>\w+)"
-_MEASURED = rf"{_STUDY}(?:, (?P<measure>\w+))?"
+_MEASURED = rf"{_STUDY}(?:, (?P<measure>\w+)(?P<itself> by itself)?)?"
 _AT = r"(?:, 2\^(?P<exponent>-?\d+))?"
 _FORMS = {
     "difference": rf"{_MEASURED}: (?P<a>.+?) less (?P<b>.+?){_AT}",
@@ -129,7 +130,8 @@ def figure(name: str) -> str:
         results = at_rate(results, 2.0 ** int(parts["exponent"]))
     like = pages.claims_about(study)[0]
     cell = evidence.Cell("", a, b, "<", measure, by_rank=like.cells[0].by_rank)
-    cell = dataclasses.replace(cell, ratio=kind in ("ratio", "times"))
+    chosen_by = measure if parts["itself"] else None
+    cell = dataclasses.replace(cell, ratio=kind in ("ratio", "times"), chosen_by=chosen_by)
     outcome = evidence.compared(results, cell)
     if outcome is None:
         raise ValueError(f"No seed has run all of {name!r}.")
