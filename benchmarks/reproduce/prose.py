@@ -15,8 +15,8 @@ Between `<!--figure: NAME-->` and `<!--end-->` stands what a name of these says:
 
 A condition is given by some of its fields, `workers=4; method=EASGD`, and must be the only one that
 has them. Differences, ratios and values are of the measure that chooses the rates, or of another
-after the study, `ratio averaging_seconds, cpu_seconds: ...`, or `by itself` of one that chooses them
-here, `points delay_tolerance, held_out by itself: ...`; at the rates that the other seeds choose,
+after the study, `ratio averaging_seconds, cpu_seconds: ...`, or of one that chooses them in its
+place, `points delay_tolerance, held_out by itself: ...`; at the rates that the other seeds choose,
 or, with `, 2^K` at the end, at this one. Intervals are those of `evidence.compared`.
 """
 
