@@ -101,6 +101,8 @@ class Book:
 
     path: str | None
     record: dict
+    searches: list[dict] = dataclasses.field(default_factory=list)
+    """Of other records: entries with a rate."""
 
     @classmethod
     def opened(cls, path: str | None) -> "Book":
@@ -119,26 +121,27 @@ class Book:
 
     def entry(self, task: str, group: str, name: str, spec: dict) -> dict:
         """Of a contender: what was searched and measured of just these settings."""
-        for each in self.record["contenders"]:
-            if (each["task"], each["group"], each["spec"]) == (task, group, spec):
-                return each
-        entry = {"task": task, "group": group, "name": name, "spec": spec}
-        entry |= {"rate": None, "search": [], "runs": [], "startup_seconds": []}
-        self.record["contenders"].append(entry)
+
+        def same(each: dict) -> bool:
+            return (each["task"], each["group"], each["spec"]) == (task, group, spec)
+
+        entry = next(filter(same, self.record["contenders"]), None)
+        if entry is None:
+            entry = {"task": task, "group": group, "name": name, "spec": spec}
+            entry |= {"rate": None, "search": [], "runs": [], "startup_seconds": []}
+            self.record["contenders"].append(entry)
+        found = next(filter(same, self.searches), None)
+        if entry["rate"] is None and found is not None:
+            entry |= {key: found[key] for key in ("rate", "search", "searched")}
         return entry
 
     def take_searches(self, path: str) -> None:
-        """The rates that another record has of contenders that have none here."""
+        """The rates that another record has, for contenders that have none here."""
         if not Path(path).exists():
             raise SystemExit(f"--searches: there is no file {path}: give what --json wrote.")
         other = json.loads(Path(path).read_text())
-        for each in other["contenders"]:
-            if not each["search"]:
-                continue
-            entry = self.entry(each["task"], each["group"], each["name"], each["spec"])
-            if entry["rate"] is None:
-                entry |= {"rate": each["rate"], "search": each["search"]}
-                entry["searched"] = other["date"]
+        found = [each for each in other["contenders"] if each["search"]]
+        self.searches += [{"searched": other["date"], **each} for each in found]
 
     def write(self) -> None:
         runs.write_json(self.path, self.record)
