@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import types
 
 import keras
 import numpy as np
@@ -453,6 +454,24 @@ def test_sandblaster_has_the_same_iterates_with_ten_times_as_many_replicas(repro
     (late, few_errors), (early, many_errors) = (zip(*each, strict=True) for each in (few, many))
     assert few_errors == pytest.approx(many_errors, abs=0.2)  # sums of float32 in other orders
     assert late[-1] > 5 * early[-1]
+
+
+def test_of_sandblaster_no_error_below_that_at_which_runs_end_is_compared(reproduce, monkeypatch):
+    import sandblaster_seconds as sandblaster
+
+    seen = {1: [(30.0, 40.0), (70.0, 25.1)], 2: [(30.0, 27.0), (70.0, 25.5)]}
+    monkeypatch.setattr(
+        sandblaster, "errors", lambda *given: types.SimpleNamespace(seen=seen[given[3]])
+    )
+
+    def found(until):
+        condition = {"method": "Adagrad", "replicas": 16, "until": until}
+        options = types.SimpleNamespace(per_cent=100)
+        return sandblaster.run(condition, [1, 2], [0.1], options)["error"]
+
+    assert found(20) == [[90.0, 90.0]]  # nothing was judged yet: chance
+    assert found(40) == [[40.0, 27.0]]
+    assert found(80) == [[26.0, 26.0]]  # both had ended, so neither is ahead
 
 
 def test_every_cell_of_a_claim_is_a_condition_of_its_study(reproduce):
