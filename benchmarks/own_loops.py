@@ -136,15 +136,17 @@ GROUPS = {
 
 
 def table(group: Mapping) -> str:
-    """One group's runs: beside TensorFlow alone, and beside the loop written by hand."""
+    """One group's runs: beside TensorFlow alone, and beside the loop written by hand.
+
+    Without mini-batches a second, which other programs' tables have of the same contenders.
+    """
     results, roles = group["results"], runs.cpu_roles(group["results"])
     rows = []
     for name, outcomes in results.items():
         others = group["beside"].get(name, ("", ""))
-        speed = [outcome["steps_per_second"] for outcome in outcomes]
         shares = [runs.spread(runs.ratios(results, name, o), 2) if o else "" for o in others]
-        rows.append([name, runs.spread(speed, 0), *shares, *runs.cpu_cells(outcomes, roles)])
-    header = ["", "mini-batches/s", "of TensorFlow alone", "of the own loop"]
+        rows.append([name, *shares, *runs.cpu_cells(outcomes, roles)])
+    header = ["", "of TensorFlow alone", "of the own loop"]
     return runs.table([*header, *runs.cpu_header(roles)], rows)
 
 
