@@ -138,7 +138,8 @@ GROUPS = {
 def table(group: Mapping) -> str:
     """One group's runs: beside TensorFlow alone, and beside the loop written by hand.
 
-    Without mini-batches a second, which other programs' tables have of the same contenders.
+    Without mini-batches a second: those of ours and of the limits have other programs' tables, and
+    a speed stands in one.
     """
     results, roles = group["results"], runs.cpu_roles(group["results"])
     rows = []

@@ -233,9 +233,9 @@ def mean(study: str, measure: str, digits: int, **condition: object) -> str:
     return f"{sum(values) / len(values):.{digits}f}"
 
 
-def straggler(measure: str, digits: int, bound: object, what: str = "yes") -> str:
-    """Of eight simulated workers, one four times slower."""
-    return mean("staleness_bound", measure, digits, straggler=what, bound=bound)
+def straggler(measure: str, digits: int, bound: object, slow: str = "yes") -> str:
+    """Of eight simulated workers, one four times slower, kept or left out."""
+    return mean("staleness_bound", measure, digits, straggler=slow, bound=bound)
 
 
 _EXECUTION = cluster_throughput.EXECUTION_20

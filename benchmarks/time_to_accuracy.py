@@ -68,7 +68,6 @@ PLAIN = {
         "shares": True,
     },
 }
-SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 
 
 def contenders(group: str, task: str) -> dict[str, dict]:
@@ -139,9 +138,12 @@ class Book:
         """The rates that another record has, for contenders that have none here."""
         if not Path(path).exists():
             raise SystemExit(f"--searches: there is no file {path}: give what --json wrote.")
-        other = json.loads(Path(path).read_text())
-        found = [each for each in other["contenders"] if each["search"]]
-        self.searches += [{"searched": other["date"], **each} for each in found]
+        try:
+            other = json.loads(Path(path).read_text())
+            found = [each for each in other["contenders"] if each["search"]]
+            self.searches += [{"searched": other["date"], **each} for each in found]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"--searches: {path} is not what --json wrote: {error!r}") from None
 
     def write(self) -> None:
         runs.write_json(self.path, self.record)
@@ -238,6 +240,9 @@ def main() -> None:
                 if spec.get("processes") and options.ps != 1:
                     settings["ps"] = options.ps
                 entries.append(book.entry(task, group, name, settings))
+        if not entries:
+            names = {name for group in GROUPS for name in contenders(group, task)}
+            raise SystemExit(f"--only {options.only}: finds none of {sorted(names)}")
         for entry, seeds_now in jobs(entries, seeds, options.one_process):
             if end is not None and time.time() >= end:
                 print("The time is over: the same command goes on from here.", file=sys.stderr)

@@ -55,25 +55,33 @@ def test_accounts_prints_where_the_time_goes(tmp_path):
 
 
 @pytest.mark.slow
-def test_own_loops_print_a_table_beside_ours(tmp_path):
+@pytest.mark.parametrize(
+    ("group", "only"),
+    [
+        ("threads", "periods of 20"),
+        ("threads", "periods of 1, a call a step, fit's dataset"),
+        ("processes", "periods of 20"),
+        ("processes", "periods of 1, 20 steps a call, workers read files"),
+    ],
+)
+def test_own_loops_print_a_table_beside_ours(tmp_path, group, only):
     written = tmp_path / "results.json"
     output = run_benchmark(
         "own_loops.py",
-        *("--only", "^own loop.*periods of (20$|1,)|^Downpour, periods of 20$"),
+        *("--groups", group, "--only", f"^(own loop, two {group}|Downpour), {only}$"),
         *("--repetitions", "1", "--seconds", "0.5", "--epochs", "1", "--examples", "2560"),
         *("--json", str(written)),
     )
-    assert "| of TensorFlow alone | of the own loop |" in output
-    threads, processes = json.loads(written.read_text())["groups"]
-    for group, roles in ((threads, {"chief"}), (processes, {"chief", "ps", "workers"})):
-        loops = [name for name in group["results"] if name.startswith("own loop")]
-        assert loops and "Downpour, periods of 20" in group["results"]
-        for name in loops:
-            (outcome,) = group["results"][name]
-            assert set(outcome["cpu_seconds"]) == roles
-            # All but one kind of loop take twenty mini-batches a call.
-            assert outcome["steps"] > 0
-            assert "a call a step" in name or outcome["steps"] % 20 == 0
-            assert 0.5 < outcome["loss"] < 5.0  # ten classes by chance: 2.3
-        (ours,) = group["results"]["Downpour, periods of 20"]
+    assert "\n|  | of TensorFlow alone | of the own loop |" in output
+    (written_group,) = json.loads(written.read_text())["groups"]
+    results = written_group["results"]
+    (loop,) = results[f"own loop, two {group}, {only}"]
+    roles = {"threads": {"chief"}, "processes": {"chief", "ps", "workers"}}
+    assert set(loop["cpu_seconds"]) == roles[group]
+    # All but one kind of loop take twenty mini-batches a call.
+    assert loop["steps"] > 0
+    assert "a call a step" in only or loop["steps"] % 20 == 0
+    assert 0.5 < loop["loss"] < 5.0  # ten classes by chance: 2.3
+    if only == "periods of 20":
+        (ours,) = results["Downpour, periods of 20"]
         assert ours["steps"] == 2560 // 64

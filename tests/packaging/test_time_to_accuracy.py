@@ -220,6 +220,14 @@ def test_runs_that_are_there_are_not_done_again(program, tmp_path, monkeypatch):
     assert run("--seeds", "1", "--searches", *alone) == []
     with pytest.raises(SystemExit, match="--searches: there is no file"):
         run("--searches", "elsewhere.json")
+    for text in ("no JSON", "[]", "{}", '{"contenders": [{"search": [1]}]}'):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(SystemExit, match=r"other\.json is not what --json wrote"):
+            run("--searches", str(tmp_path / "other.json"))
+    command[-3] = "Mirored"
+    with pytest.raises(SystemExit, match=r"--only Mirored: finds none of .*'plain fit'"):
+        run()
+    command[-3] = only
     command[-1] = str(path)
     # Other settings are other runs, and other searches.
     other = ("--seeds", "1", "--workers", "3", "--one_process", "--searches", *alone)
