@@ -7,7 +7,7 @@ import pytest
 from tests.packaging.repository import ROOT, run_python, run_script
 
 
-def run_benchmark(name: str, *arguments: str, timeout: float = 240) -> str:
+def run_benchmark(name: str, *arguments: str, timeout: float = 540) -> str:
     result = run_script(str(ROOT / "benchmarks" / name), *arguments, timeout=timeout)
     assert result.returncode == 0, result.stderr
     return result.stdout
