@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_dsgd
-from tf_dsgd import _tf
+from tf_dsgd import _tf_prepared
 
 
 def round_of(period, batch, tau):
@@ -64,7 +64,7 @@ def main():
     arguments = parser.parse_args()
     strategy, inputs = round_of(arguments.period, 64, arguments.tau)
     function = strategy.engine.program.round_on[0]
-    graphs = _tf.partitions(function, strategy.engine.store.worker_devices[0], inputs)
+    graphs = _tf_prepared.partitions(function, strategy.engine.store.worker_devices[0], inputs)
     print("| from | to | type | operation |\n|---|---|---|---|")
     for sender, receiver, dtype, name in sorted(sends(graphs), key=lambda row: row[:2]):
         if "chief" not in sender + receiver and dtype is not None:

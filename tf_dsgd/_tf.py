@@ -232,23 +232,32 @@ def devices_initialised() -> bool:
     return bool(ctx is not None and ctx._initialized)
 
 
+Around = Callable[[], contextlib.AbstractContextManager[None]]
+
+
 class BoundFunction:
     """A traced function called with other captures than those it was traced with.
 
     One trace serves every worker: the trace captured the first worker's variables, and a call
     passes another worker's handles in their place. `ConcreteFunction._call_flat` takes the captured
     inputs as an argument; no public call does.
+
+    A call is made within what `around` gives, such as `_tf_prepared.fewer_passes`.
     """
 
-    def __init__(self, concrete: Any, captures: Sequence[tf.Tensor]):
+    def __init__(
+        self, concrete: Any, captures: Sequence[tf.Tensor], around: Around = contextlib.nullcontext
+    ):
         self._concrete = concrete
+        self._around = around
         self.traced = concrete
         """The function itself, to be called in another's trace."""
         self.outputs = concrete.structured_outputs
         self.captures = list(captures)
 
     def __call__(self, *tensors: tf.Tensor) -> Any:
-        return self._concrete._call_flat(list(tensors), self.captures)
+        with self._around():
+            return self._concrete._call_flat(list(tensors), self.captures)
 
 
 @contextlib.contextmanager
@@ -455,44 +464,3 @@ def slot_index(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     Keras's guide to writing an optimizer uses this method.
     """
     return optimizer._get_variable_index(variable)
-
-
-def partitions(function: BoundFunction, device: str, args: Sequence[tf.Tensor]) -> list[Any]:
-    """What TensorFlow makes of a function called on `device`: a GraphDef for every device.
-
-    Runs the function once. TensorFlow keeps the partitioned graphs of functions that this process
-    instantiates, so the function is put into one of its own, whose default device stays here
-    (`enable_run_metadata`, TF 2.21).
-    """
-    concrete = function._concrete
-    graph_def = concrete.graph.as_graph_def()
-    names = [tensor.name for tensor in concrete.inputs]
-
-    def outer(*tensors: tf.Tensor) -> Any:
-        graph = tf.compat.v1.get_default_graph()
-        inputs = [*tensors, *(graph.capture(handle) for handle in function.captures)]
-        with tf.device(device):
-            must_run = tf.graph_util.import_graph_def(
-                graph_def,
-                input_map=dict(zip(names, inputs, strict=True)),
-                return_elements=[op.name for op in concrete.graph.control_outputs],
-            )
-            with tf.control_dependencies(must_run):
-                return tf.constant(0)
-
-    context = _context.context()
-    # Not tf.function, which would put operations into an order of its own.
-    traced = tf.compat.v1.wrap_function(outer, [tf.TensorSpec.from_tensor(t) for t in args])
-    context.enable_run_metadata()
-    try:
-        traced(*args)
-        metadata = context.export_run_metadata()
-    finally:
-        context.disable_run_metadata()
-    # Other functions that ran meanwhile are in it, too: what was imported tells this one.
-    return [
-        graph
-        for entry in metadata.function_graphs
-        if any(node.name.startswith("import/") for g in entry.partition_graphs for node in g.node)
-        for graph in entry.partition_graphs
-    ]

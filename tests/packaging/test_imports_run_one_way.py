@@ -22,6 +22,7 @@ ROOMS = [
             "_tf_gradient",
             "_tf_order",
             "_tf_parts",
+            "_tf_prepared",
             "_tf_python",
             "_tf_random",
             "_tf_remote",

@@ -31,6 +31,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tf_dsgd import _tf, _tf_order
+from tf_dsgd._tf_prepared import fewer_passes
 from tf_dsgd.engine import in_a_row
 from tf_dsgd.engine.lent import Lent
 from tf_dsgd.engine.mail import MailParts
@@ -81,6 +82,10 @@ class Program(Parts):
 
     def _bind(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
         return self.store.bind(traced(fn, *specs))
+
+    def _bind_exchange(self, fn: Callable[..., Any], *specs: Any) -> list[_tf.BoundFunction]:
+        """Of what has no step in it; TensorFlow prepares it with fewer passes."""
+        return self.store.bind(traced(fn, *specs), fewer_passes)
 
     # -- a worker's round -------------------------------------------------------------------
 
@@ -277,19 +282,19 @@ class Program(Parts):
     @functools.cached_property
     def collect(self) -> list[_tf.BoundFunction]:
         """() -> (headers, message)."""
-        return self.store.bind(self.collection)
+        return self.store.bind(self.collection, fewer_passes)
 
     @functools.cached_property
     def fetch(self) -> Sequence[Any]:
         """() -> version."""
         if self._carrier is not None:
             return self._carrier.fetch
-        return self._bind(self.fetching)
+        return self._bind_exchange(self.fetching)
 
     @functools.cached_property
     def fetch_as(self) -> list[_tf.BoundFunction]:
         """(another worker) -> version; to the server rule it is that one who fetches."""
-        return self._bind(self.fetching, tf.TensorSpec([], tf.int64))
+        return self._bind_exchange(self.fetching, tf.TensorSpec([], tf.int64))
 
     def turn(self, fetches: bool, sends: bool, arrived: bool = False) -> list[_tf.BoundFunction]:
         """(steps, queue) -> (version fetched, headers, message): a round but for its delivery.
@@ -341,7 +346,7 @@ class Program(Parts):
                 heads[s] = tf.stack([head[0], incarnation, *tf.unstack(head[2:], 3)])
             return self.delivery(heads, message)
 
-        return self._bind(push, tf.TensorSpec([], tf.bool))
+        return self._bind_exchange(push, tf.TensorSpec([], tf.bool))
 
     @functools.cached_property
     def push_as(self) -> list[_tf.BoundFunction]:
@@ -351,7 +356,7 @@ class Program(Parts):
             heads, message = self.collection()
             return self.delivery(named(heads, name), message)
 
-        return self._bind(push_as, tf.TensorSpec([3], tf.int64))
+        return self._bind_exchange(push_as, tf.TensorSpec([3], tf.int64))
 
     @functools.cached_property
     def exchange(self) -> list[_tf.BoundFunction]:
@@ -363,7 +368,7 @@ class Program(Parts):
             pushed = laps.lap()
             return self.fetching(), pushed
 
-        return self._bind(exchange)
+        return self._bind_exchange(exchange)
 
     @functools.cached_property
     def deliver(self) -> Callable[..., tf.Tensor]:
@@ -375,7 +380,7 @@ class Program(Parts):
         concrete = tf.function(deliver, autograph=False).get_concrete_function(
             *self.collection.structured_outputs
         )
-        bound = _tf.BoundFunction(concrete, concrete.captured_inputs)
+        bound = _tf.BoundFunction(concrete, concrete.captured_inputs, fewer_passes)
         return lambda heads, message: bound(
             *tf.nest.flatten([heads, message], expand_composites=True)
         )
@@ -412,7 +417,7 @@ class Program(Parts):
         concrete = tf.function(flush, autograph=False).get_concrete_function()
         if not any(collects):
             return None
-        return _tf.BoundFunction(concrete, concrete.captured_inputs)
+        return _tf.BoundFunction(concrete, concrete.captured_inputs, fewer_passes)
 
     def on_shards(
         self,

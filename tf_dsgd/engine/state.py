@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
@@ -355,11 +356,13 @@ class Store:
                 squares += [found.get(m, np.nan) for m in range(self.num_workers)]
         return tuple(np.sqrt(squares).tolist())
 
-    def bind(self, concrete: Any) -> list[_tf.BoundFunction]:
+    def bind(
+        self, concrete: Any, around: _tf.Around = contextlib.nullcontext
+    ) -> list[_tf.BoundFunction]:
         """One callable per worker from a function traced with one worker's variables."""
         captures = concrete.captured_inputs
         owners = [self._by_handle.get(id(c), (None, None))[1] for c in captures]
-        functions = [_WorkerFunction(concrete, owners) for _ in range(self.num_workers)]
+        functions = [_WorkerFunction(concrete, owners, around) for _ in range(self.num_workers)]
         for m, function in enumerate(functions):
             if self.present[m]:
                 function.bind(m)
@@ -447,8 +450,8 @@ def _squares(worker: int, copy: tf.Variable) -> float:
 class _WorkerFunction(_tf.BoundFunction):
     """A function of one worker, which knows whose variables it captured."""
 
-    def __init__(self, concrete: Any, owners: Sequence[Replicated | None]):
-        super().__init__(concrete, concrete.captured_inputs)
+    def __init__(self, concrete: Any, owners: Sequence[Replicated | None], around: _tf.Around):
+        super().__init__(concrete, concrete.captured_inputs, around)
         self.owners = owners
 
     def bind(self, worker: int) -> None:

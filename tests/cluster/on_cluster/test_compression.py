@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests import helpers
-from tf_dsgd import _tf, compression
+from tf_dsgd import _tf_prepared, compression
 
 BATCH, STEPS, SIZE = 4, 40, 30_000
 
@@ -54,7 +54,7 @@ def crossing(codec):
     worker = strategy.engine.store.worker_devices[0]
     program = strategy.engine.program
     found = []
-    for graph in _tf.partitions(program.round_on[0], worker, packed):
+    for graph in _tf_prepared.partitions(program.round_on[0], worker, packed):
         nodes = {node.name: node for node in graph.node}
         for node in graph.node:
             if node.op != "_Send" or "job:worker" not in node.attr["send_device"].s.decode():

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_dsgd
 from tests import helpers
 from tests.graphs import TAKEN, Graph, joined
-from tf_dsgd import _tf
+from tf_dsgd import _tf_prepared
 
 PERIOD, BATCH = 4, 8
 
@@ -27,7 +27,7 @@ def partitions():
     model.fit(x, y, batch_size=BATCH, verbose=0)
     packed = helpers.packed(strategy, (x[: PERIOD * BATCH], y[: PERIOD * BATCH]), BATCH)
     worker = strategy.engine.store.worker_devices[0]
-    return _tf.partitions(strategy.engine.program.round_on[0], worker, packed)
+    return _tf_prepared.partitions(strategy.engine.program.round_on[0], worker, packed)
 
 
 def partitions_with_tables(period, function="round_on", batches=None):
@@ -45,7 +45,7 @@ def partitions_with_tables(period, function="round_on", batches=None):
     number = (batches or period) * BATCH
     packed = helpers.packed(strategy, (x[:number], x[:number, :1]), BATCH)
     worker = strategy.engine.store.worker_devices[0]
-    return _tf.partitions(getattr(strategy.engine.program, function)[0], worker, packed)
+    return _tf_prepared.partitions(getattr(strategy.engine.program, function)[0], worker, packed)
 
 
 def sends_of(graphs):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_dsgd
 from tests.equivalence.on_devices import models
-from tf_dsgd import _tf
+from tf_dsgd import _tf_prepared
 
 COMPUTES = ("MatMul", "TanhGrad", "Tanh", "BiasAddGrad")
 
@@ -33,7 +33,7 @@ def nodes(strategy, worker, data=models.vectors, function="work_of"):
     device = strategy.engine.store.worker_devices[worker]
     called = getattr(strategy.engine.program, function)[worker]
     batch = [tf.constant(array[:8]) for array in data()]
-    for graph in _tf.partitions(called, device, batch):
+    for graph in _tf_prepared.partitions(called, device, batch):
         for node in graph.node:
             yield node.device[-5:], node.op, node.name, list(node.input)
 
