@@ -161,7 +161,6 @@ def account_table(found: Mapping[str, list[dict]]) -> str:
     rows = [[line, *(spreads(column, line) for column in columns.values())] for line in LINES]
     apart = [runs.spread([a[WHOLE] - a[SUM] for a in column], 2) for column in columns.values()]
     rows.append(["not accounted for", *apart])
-    rows.append([SPEED, *(spreads(column, SPEED) for column in columns.values())])
     return runs.table(["CPU, ms/mini-batch", *columns], rows)
 
 

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Collection
 
 import limits
 import runs
@@ -24,6 +25,7 @@ SPMD = ("--workers", "2", "--spmd")
 TIMEOUT_SECONDS = 600.0
 
 PLAIN = "plain fit, one process"
+PLAIN_20 = f"{PLAIN}, steps_per_execution=20"
 PLAIN_PAIR = "plain fit, two processes, each a model of its own, steps_per_execution=20"
 EVERY_STEP, EVERY_20 = "Downpour, periods of 1", "Downpour, periods of 20"
 EXECUTION_20 = "Downpour, periods of 20, steps_per_execution=20"
@@ -135,6 +137,9 @@ def peers(options) -> tuple[dict[str, Contender], list[str]]:
             2, kind="downpour", period=1, steps_per_execution=20, pipelines=True, **common
         ),
         PLAIN: Contender({"kind": "keras", **common}, program="contenders.py"),
+        PLAIN_20: Contender(
+            {"kind": "keras", "steps_per_execution": 20, **common}, program="contenders.py"
+        ),
         PLAIN_PAIR: Contender(
             {"kind": "keras", "processes": 2, "steps_per_execution": 20, **common},
             program="contenders.py",
@@ -152,6 +157,7 @@ LIMIT_OF = {
     EVERY_STEP: limits.of_processes(1),
     PIPELINES_1: limits.of_processes(1, steps_per_call=20),
     PLAIN: limits.ONE,
+    PLAIN_20: limits.ONE,
     PLAIN_PAIR: limits.PROCESSES,
     DDP: limits.PROCESSES,
 }
@@ -164,22 +170,29 @@ LIMIT_AIMS = {
 }
 
 
-def speed_table(results: Results) -> str:
-    roles = runs.cpu_roles(results)
+def best_plain(results: Results) -> list[float]:
+    """The speed of plain `fit` in one process at its better setting, by repetition."""
+    return runs.better(results, *(name for name in (PLAIN, PLAIN_20) if name in results))
+
+
+def speed_table(results: Results, elsewhere: Collection[str] = ()) -> str:
+    """All contenders; without the speed of those that another table has."""
+    roles, plain = runs.cpu_roles(results), best_plain(results)
     rows = []
     for name, outcomes in results.items():
         staleness = [o["staleness_mean"] for o in outcomes if "staleness_mean" in o]
         rows.append(
             [
                 name,
-                runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
-                runs.spread(runs.ratios(results, name, PLAIN), 2),
+                runs.speed(name, outcomes, elsewhere),
+                runs.spread(runs.beside(results, name, plain), 2),
                 *limits.cells(results, name, LIMIT_OF),
                 *runs.cpu_cells(outcomes, roles),
                 runs.spread(staleness, 1) if staleness else "",
             ]
         )
-    header = ["", "mini-batches/s", "beside plain fit", *limits.HEADER, *runs.cpu_header(roles)]
+    header = ["", "mini-batches/s", "beside plain fit at its better setting"]
+    header += [*limits.HEADER, *runs.cpu_header(roles)]
     return runs.table([*header, "mean staleness"], rows)
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/figures.py
     python benchmarks/figures.py --plots   # also the plots in docs/images
+    python benchmarks/figures.py --check   # nothing is written; fails where a page differs
 
 Between `<!-- figures: NAME -->` and `<!-- end of figures -->` stands what `BLOCKS` makes of
 `benchmarks/published/*.json`, which are what `--json` of the benchmarks wrote, and of
@@ -12,6 +13,7 @@ figure there is one of those runs. To publish others, for instance:
         --json benchmarks/published/fit_throughput.json
 """
 
+import argparse
 import functools
 import re
 import statistics
@@ -32,6 +34,7 @@ import limits
 import long_run
 import model_parallel_table
 import own_loops
+import quickstart
 import recommender
 import runs
 import sandblaster
@@ -94,6 +97,7 @@ def processes_in_short() -> str:
     rows = [
         [
             title,
+            singles.ratio(results, name, cluster_throughput.best_plain(results)),
             singles.ratio(results, name, servers),
             singles.ratio(results, name, runs.better(results, cluster_throughput.AVERAGING)),
             singles.ratio(results, name, runs.better(results, cluster_throughput.LIMIT_OF[name])),
@@ -102,6 +106,7 @@ def processes_in_short() -> str:
     ]
     header = [
         "two processes and a ps",
+        "beside plain `fit` at its better setting",
         "beside tf_keras `ParameterServerStrategy`",
         "beside PyTorch, averaging every 20",
         "of bare processes",
@@ -113,7 +118,7 @@ def threads() -> str:
     """All contenders of `fit_throughput.py --groups periods`."""
     record = published("fit_throughput")
     (group,) = record["groups"]
-    table = fit_throughput.speed_table(group["results"], group["limits"])
+    table = fit_throughput.speed_table(group["results"], group["limits"], limits.LIMITS)
     return f"{runs.heading(record)}\n\n{group['title']}:\n\n{table}"
 
 
@@ -122,8 +127,10 @@ def processes() -> str:
     record = published("cluster_throughput")
     (group,) = record["groups"]
     results = group["results"]
-    parts = (cluster_throughput.speed_table(results), cluster_throughput.aims_table(results))
-    return "\n\n".join([runs.heading(record), f"{group['title']}:", *parts])
+    elsewhere = {*limits.LIMITS, cluster_throughput.PLAIN, cluster_throughput.PLAIN_20}
+    table = cluster_throughput.speed_table(results, elsewhere)
+    parts = [f"{group['title']}:", table, cluster_throughput.aims_table(results)]
+    return "\n\n".join([runs.heading(record), *parts])
 
 
 def groups(names: Sequence[str], table: Callable[[dict], str]) -> str:
@@ -226,10 +233,12 @@ def equal_processes() -> str:
     """Both groups of `spmd_averaging.py`."""
     record = published("spmd_averaging")
     whole, large = record["groups"]
-    tables = (spmd_averaging.throughput_table, spmd_averaging.large_table)
+    tables = (
+        spmd_averaging.throughput_table(whole["results"], limits.LIMITS),
+        spmd_averaging.large_table(large["results"]),
+    )
     parts = [
-        f"{group['title']}:\n\n{table(group['results'])}"
-        for group, table in zip((whole, large), tables, strict=True)
+        f"{group['title']}:\n\n{table}" for group, table in zip((whole, large), tables, strict=True)
     ]
     return "\n\n".join([runs.heading(record), *parts])
 
@@ -270,7 +279,20 @@ def _origin(record: dict) -> str:
     )
 
 
+def readmes_script(first: int, last: int | None) -> str:
+    """What README's first script prints."""
+    return quickstart.shown(published("quickstart"), "first script", first, last)
+
+
+def readmes_quickstart() -> str:
+    """The last lines of examples/quickstart.py."""
+    return quickstart.shown(published("quickstart"), "quickstart", -3)
+
+
 BLOCKS = {
+    "first script": functools.partial(readmes_script, 0, -1),
+    "first script, speed": functools.partial(readmes_script, -1, None),
+    "quickstart": readmes_quickstart,
     "threads in short": threads_in_short,
     "processes in short": processes_in_short,
     "threads": threads,
@@ -331,10 +353,21 @@ def single(name: str) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--plots", action="store_true", help="write the plots in docs/images, too")
+    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    options = parser.parse_args()
+    differing = []
     for file in FILES:
         path = Path(ROOT / file)
-        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
-    if "--plots" in sys.argv[1:]:
+        there = path.read_text(encoding="utf-8")
+        made = written(there)
+        differing += [file] if made != there else []
+        if not options.check:
+            path.write_text(made, encoding="utf-8")
+    if options.check:
+        raise SystemExit(f"Not as the runs have it: {', '.join(differing)}" if differing else 0)
+    if options.plots:
         record, path = published("time_to_accuracy"), ROOT / "docs/images/time_to_accuracy.png"
         accuracy_tables.plot(record, str(path), pages.stamp(record))
         record = published("growth")

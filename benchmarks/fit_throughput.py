@@ -11,6 +11,7 @@ that group has workers in other processes, too.
 """
 
 import argparse
+from collections.abc import Collection
 
 import limits
 import runs
@@ -181,19 +182,21 @@ def best_plain(results: dict[str, list[dict]]) -> str:
     return max(plain, key=lambda name: runs.median(results[name]))
 
 
-def speed_table(results: dict[str, list[dict]], whose: dict[str, str]) -> str:
+def speed_table(
+    results: dict[str, list[dict]], whose: dict[str, str], elsewhere: Collection[str] = ()
+) -> str:
+    """All contenders; without the speed of those that another table has."""
     of_models = PAIR in whose.values()
     baseline = best_plain(results) if of_models else next(iter(results))
     roles = runs.cpu_roles(results)
     limit = 1 if of_models else 2  # where all have the same its name is in the header
     rows = []
     for name, outcomes in results.items():
-        speeds = [outcome["steps_per_second"] for outcome in outcomes]
         staleness = [o["staleness_mean"] for o in outcomes if "staleness_mean" in o]
         rows.append(
             [
                 name,
-                runs.spread(speeds, 0),
+                runs.speed(name, outcomes, elsewhere),
                 runs.spread(runs.ratios(results, name, baseline), 2),
                 *limits.cells(results, name, whose)[:limit],
                 *runs.cpu_cells(outcomes, roles),

@@ -151,7 +151,7 @@ def table(results: Results, limits: Mapping[str, str] | None = None) -> str:
     rows = [
         [
             name,
-            runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0),
+            runs.speed(name, outcomes),
             *cells(results, name, limits)[:1],
             *runs.cpu_cells(outcomes, roles),
         ]

@@ -13,7 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import processor_time
@@ -104,6 +104,12 @@ def interleaved(program: str, specs: dict[str, dict], repetitions: int) -> dict[
 def chosen(contenders: dict, only: str, baseline: str | None = None) -> dict:
     """Those whose names a regular expression finds, and the one that all are beside."""
     return {n: c for n, c in contenders.items() if n == baseline or re.search(only, n)}
+
+
+def speed(name: str, outcomes: Sequence[dict], elsewhere: Collection[str] = ()) -> str:
+    """Mini-batches a second; nothing of those whose speed stands in another table."""
+    found = [outcome["steps_per_second"] for outcome in outcomes]
+    return "" if name in elsewhere else spread(found, 0)
 
 
 def ratios(

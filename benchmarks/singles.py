@@ -14,6 +14,7 @@ import aims
 import cluster_throughput
 import fit_throughput
 import own_loops
+import quickstart
 import recommender
 import runs
 import sandblaster
@@ -53,19 +54,6 @@ def processes_times(name: str, *beside: str, inverse: bool = False) -> str:
         (other,) = beside
         return ratio(results, other, runs.better(results, name))
     return ratio(results, name, runs.better(results, *beside))
-
-
-def torch_again() -> str:
-    """PyTorch's averaging beside ours in the other run that has both."""
-    (group,) = published("own_loops_processes")["groups"]
-    ours = runs.better(group["results"], cluster_throughput.EVERY_20)
-    return ratio(group["results"], cluster_throughput.AVERAGING, ours)
-
-
-def a_second(benchmark: str, name: str) -> str:
-    """Mini-batches a second."""
-    (group,) = published(benchmark)["groups"]
-    return runs.spread(runs.better(group["results"], name), 0)
 
 
 def of_bare() -> str:
@@ -239,16 +227,18 @@ def straggler(measure: str, digits: int, bound: object, slow: str = "yes") -> st
 
 
 _EXECUTION = cluster_throughput.EXECUTION_20
+_PLAIN = (cluster_throughput.PLAIN, cluster_throughput.PLAIN_20)
 _PSS = (cluster_throughput.PSS_1, cluster_throughput.PSS_20)
 INLINE = {
     "threads 20": lambda: threads_times("Downpour, periods of 20"),
     "threads 1": lambda: threads_times("Downpour, periods of 1"),
+    "first script": lambda: quickstart.ratios(published("quickstart"), "first script"),
+    "quickstart": lambda: quickstart.ratios(published("quickstart"), "quickstart"),
+    "quickstart's date": lambda: published("quickstart")["date"],
     "torch": lambda: processes_times(_EXECUTION, cluster_throughput.AVERAGING, inverse=True),
-    "torch, again": torch_again,
     "pss 20": lambda: processes_times(_EXECUTION, *_PSS),
     "pss 1": lambda: processes_times(cluster_throughput.EVERY_STEP, *_PSS),
-    "plain 20, a second": lambda: a_second("fit_throughput", PLAIN_20),
-    "processes 20, a second": lambda: a_second("cluster_throughput", _EXECUTION),
+    "plain, processes 20": lambda: processes_times(_EXECUTION, *_PLAIN),
     "of bare": of_bare,
     "of bare, processes 20": lambda: processes_of_bare(_EXECUTION),
     "of bare, plain twice": lambda: processes_of_bare(cluster_throughput.PLAIN_PAIR),

@@ -11,6 +11,7 @@ average of a large model beside TensorFlow's bare `all_reduce`. All run under th
 
 import argparse
 import sys
+from collections.abc import Collection
 
 import limits
 import runs
@@ -57,11 +58,12 @@ def run_throughput(options, record: dict) -> None:
         print(f"\nLeft out: {MIRRORED}: {reason} (--tf_keras_python).", flush=True)
 
 
-def throughput_table(results: Results) -> str:
+def throughput_table(results: Results, elsewhere: Collection[str] = ()) -> str:
+    """All contenders; without the speed of those that another table has."""
     whose = {name: limits.PROCESSES for name in results if name != limits.PROCESSES}
     rows, roles = [], runs.cpu_roles(results)
     for name, outcomes in results.items():
-        speeds = runs.spread([outcome["steps_per_second"] for outcome in outcomes], 0)
+        speeds = runs.speed(name, outcomes, elsewhere)
         ratio = runs.spread(runs.ratios(results, name, ALONE), 2)
         aim = f"at least {AIMS[name]}" if name in AIMS else ""
         peer = ""
