@@ -95,8 +95,11 @@ def epoch(kind: str) -> Callable[[], Values]:
 
 
 def exchange_ms() -> list[float]:
-    """Milliseconds of all processes that an exchange takes: periods of 1 beside those of 20."""
-    results = published("cluster_throughput")["groups"][0]["results"]
+    """Milliseconds of all processes that an exchange takes: periods of 1 beside those of 20.
+
+    On the day, and the machine, of `epoch_cost.json`.
+    """
+    results = published("own_loops_processes")["groups"][0]["results"]
 
     def of(name: str) -> list[float]:
         return [1e3 * sum(run["cpu_seconds"].values()) / run["steps"] for run in results[name]]

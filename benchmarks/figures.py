@@ -263,7 +263,8 @@ def accuracy() -> str:
 def accuracy_in_short() -> str:
     """Ours beside what one would do otherwise, by task and workers."""
     record = published("time_to_accuracy")
-    where = f"{record['date']}, {record['cores']} cores: `{record['command']}`"
+    where = f"{record['date']}, {record['cores']} cores, {runs.where(record)}"
+    where += f": `{record['command']}`"
     where += (
         ", and what went on from it (in `benchmarks/README.md`)." if record["continued"] else "."
     )
@@ -274,8 +275,8 @@ def accuracy_in_short() -> str:
 def _origin(record: dict) -> str:
     (repetitions,) = {len(runs) for g in record["groups"] for runs in g["results"].values()}
     return (
-        f"Medians of {repetitions} (smallest-largest), {record['date']}, {record['cores']} cores: "
-        f"`{record['command']}`."
+        f"Medians of {repetitions} (smallest-largest), {record['date']}, {record['cores']} cores, "
+        f"{runs.where(record)}: `{record['command']}`."
     )
 
 

@@ -10,7 +10,6 @@ stand. Each run is a process of its own, in the environment that a user has.
 import argparse
 import os
 import re
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -75,16 +74,15 @@ def main() -> None:
     parser.add_argument("--json", help="where to write all single runs")
     options = parser.parse_args()
     chosen = programs()
-    record: dict = {**runs.provenance(), "results": {name: [] for name in chosen}}
+    record: dict = {**runs.provenance(os.environ), "results": {name: [] for name in chosen}}
     print(runs.heading(record), flush=True)
     for repetition in range(options.repetitions):
         for name, arguments in chosen.items():
             print(f"  {repetition + 1}/{options.repetitions} {name}", file=sys.stderr, flush=True)
             record["results"][name].append(printed(arguments))
             runs.write_json(options.json, record)
-    for name, found in record["results"].items():
-        median = statistics.median(run["ratio"] for run in found)
-        print(f"\n{name}: ratio {median:.2f}, of {ratios(record, name)}\n\n{shown(record, name)}")
+    for name in chosen:
+        print(f"\n{name}, ratio {ratios(record, name)}:\n\n{shown(record, name)}")
 
 
 if __name__ == "__main__":

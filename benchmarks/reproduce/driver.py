@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence
+import numpy as np
 import pages
 import runs
 
@@ -278,9 +279,11 @@ def rerun(record: Record, number: int, only: str, options: argparse.Namespace) -
     """Makes so many of the file's runs again, any of them; says, and gives, how many differ.
 
     Machines with other instructions (AVX-512 beside AVX2) round otherwise, and after some thousand
-    updates a run's last digits say so.
+    updates a run's last digits say so. So of each condition and rate of which several seeds were
+    made again it says, too, whether the interval of their mean has the mean that is published.
     """
     differing = 0
+    again: dict[tuple[str, float], list[dict[str, float]]] = {}
     known = [r for r in record.content["runs"] if re.search(only, json.dumps(r["condition"]))]
     for run in random.sample(known, min(number, len(known))):
         condition, seed, rate = run["condition"], run["seed"], run["rate"]
@@ -289,8 +292,24 @@ def rerun(record: Record, number: int, only: str, options: argparse.Namespace) -
         differing += values != run["values"]
         same = "equal" if values == run["values"] else f"{values}, and was {run['values']}"
         print(f"{evidence.key(condition)} seed {seed}, rate {rate:g}: {same}", flush=True)
+        again.setdefault((evidence.key(condition), rate), []).append(values)
+    for (name, rate), made in again.items():
+        there = [r for r in known if (evidence.key(r["condition"]), r["rate"]) == (name, rate)]
+        for measure in made[0] if len(made) > 1 else ():
+            values = np.array([each[measure] for each in made])
+            published = float(np.mean([r["values"][measure] for r in there]))
+            print(f"{name}, rate {rate:g}, {measure}: {_beside(values, published)}")
     print(f"{differing} of {min(number, len(known))} runs differ from the file's")
     return differing
+
+
+def _beside(values: np.ndarray, published: float) -> str:
+    """The mean of runs made again, with its interval, and whether the published one is in it."""
+    mean, low, high = evidence.interval(values)
+    # Runs that are all equal have an interval without a width.
+    within = low <= published <= high or math.isclose(mean, published, rel_tol=1e-6)
+    said = "within" if within else "outside"
+    return f"{mean:.6g} ({low:.6g} to {high:.6g}); published {published:.6g}, {said}"
 
 
 def digits(value: float) -> float:

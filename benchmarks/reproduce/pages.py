@@ -159,12 +159,15 @@ def measured(each: Judged) -> str:
     text = f"{count} of {len(words)} as expected"
     if words.count(evidence.NO):
         text += f", {words.count(evidence.NO)} the opposite"
-    first = each.outcomes[0]
+    shown = each.outcomes[:1]
     if each.claim.some:  # the one that says most
-        first = min(each.outcomes, key=lambda o: o.p)
-    elif each.verdict == "partly":  # one of those that bear it out
-        first = each.outcomes[words.index(evidence.YES)]
-    return f"{text}; {first.cell.title}: {evidence.shown(first, each.claim.digits)}"
+        shown = [min(each.outcomes, key=lambda o: o.p)]
+    elif each.verdict == "partly":  # one that bears it out, and one that does not
+        other = evidence.NO if evidence.NO in words else evidence.UNKNOWN
+        shown = [each.outcomes[words.index(word)] for word in (evidence.YES, other)]
+    for outcome in shown:
+        text += f"; {outcome.cell.title}: {evidence.shown(outcome, each.claim.digits)}"
+    return text
 
 
 def link(claim: Claim) -> str:

@@ -418,12 +418,18 @@ def test_runs_are_made_again_beside_those_of_the_file(made, tmp_path, capsys):
     make, play = made
     play(make(-1), "--seeds", "2")
     before = (tmp_path / "made.json").read_text()
-    for best, differing in ((-1, 0), (-0.75, 6)):
+    for best, differing in ((-1, 0), (-0.75, 20)):
         with pytest.raises(SystemExit) as ended:
-            play(make(best), "--rerun", "6")
+            play(make(best), "--rerun", "20")  # all
         assert ended.value.code == bool(differing)
-        assert f"{differing} of 6 runs differ" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f"{differing} of 20 runs differ" in said
+        # At each of ten conditions and rates: two seeds are 0.01 apart, the two programs 0.25.
+        assert said.count(", outside" if differing else ", within") == 10
     assert (tmp_path / "made.json").read_text() == before
+    with pytest.raises(SystemExit):
+        play(make(-1), "--rerun", "1")  # of one nothing can be said
+    assert "published" not in capsys.readouterr().out
 
 
 def test_a_program_is_also_what_studies_share(evidence, tmp_path, monkeypatch):

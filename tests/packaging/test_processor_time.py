@@ -139,7 +139,7 @@ def test_an_account_has_a_column_for_each_kind_and_says_what_is_left():
     assert table[0] == "| CPU, ms/mini-batch | threads | files |"
     assert "| exchange | 2.00 | 2.00 |" in table
     assert "| not accounted for | 0.75 | 0.75 |" in table
-    assert table[-1] == "| mini-batches/s | 100 | 100 |"
+    assert "mini-batches/s" not in "".join(table)  # which other tables have
     assert "| workers | 5.00 |" in accounts.place_table({"threads": [pair]})
 
 
