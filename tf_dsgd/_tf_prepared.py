@@ -31,8 +31,8 @@ def fewer_passes() -> Iterator[None]:
     """
     context = _context.context()
     usual = context.function_call_options
-    context.function_call_options = _fewer(usual.config_proto_serialized, usual.executor_type)
     try:
+        context.function_call_options = _fewer(usual.config_proto_serialized, usual.executor_type)
         yield
     finally:
         context.function_call_options = usual
